@@ -53,7 +53,7 @@ Examples:
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --ordered --json | tail -1
   zcat questions.jsonl.gz | tritmill batch run - -o answers.jsonl
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --device cuda:all
-  tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --memory 2G
+  tritmill batch run in.jsonl -o out.jsonl --model hf:microsoft/bitnet-b1.58-2B-4T-gguf --memory 2G
   tritmill batch run in.jsonl -o out.jsonl --retry-failed
   tritmill batch run in.jsonl -o out.jsonl --model bitnet-2b --redis redis://… --database postgres://…
   TRITMILL_KEY=tm-… tritmill batch run in.jsonl -o out.jsonl --server https://tritmill.example
@@ -67,10 +67,11 @@ pub struct BatchRunArgs {
     /// File of answers
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
-    /// Model: a Hugging Face folder, a .gguf file, or `demo`; with servers, the name of a served model
+    /// Model: a Hugging Face folder, a .gguf file, hf:ORG/NAME[@REVISION][:FILE] on the Hugging Face Hub, which is pulled
+    /// first, or `demo`; with servers, the name of a served model
     #[arg(long, value_name = "PATH", default_value = "demo")]
     pub model: String,
-    /// Name of the model in answers [default: name of the folder or file]
+    /// Name of the model in answers [default: name of the folder, file or repository]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Write answers in the order of the input instead of completion

@@ -25,6 +25,7 @@ mod model;
 mod operate;
 mod options;
 mod output;
+mod pulling;
 mod servers;
 mod settings;
 mod signals;
@@ -89,7 +90,7 @@ enum Command {
     /// List dead letters (jobs that failed permanently), replay or delete them
     #[command(subcommand)]
     Dlq(operate::DlqCommand),
-    /// Inspect, run, create and convert models
+    /// Get, inspect, run, create and convert models
     #[command(subcommand)]
     Model(model::Command),
     /// Inspect, prune and verify KV blocks on disk

@@ -17,12 +17,13 @@ use tritmill_engine::{
 
 use tritmill_queue::QueueName;
 
-use crate::{demo_model, kv_tiers::TierArguments};
+use crate::{demo_model, kv_tiers::TierArguments, pulling};
 
 /// The model to run.
 #[derive(Debug, Clone, Args)]
 pub struct ModelOption {
-    /// Model: a Hugging Face folder, a .gguf file, or `demo`, which is built in
+    /// Model: a Hugging Face folder, a .gguf file, hf:ORG/NAME[@REVISION][:FILE] on the Hugging Face Hub, which is pulled
+    /// first, or `demo`, which is built in
     #[arg(long, value_name = "PATH", default_value = demo_model::NAME)]
     pub model: String,
 }
@@ -34,11 +35,12 @@ impl ModelOption {
     }
 }
 
-/// Opens a model by its path, or the built-in one by its name.
+/// Opens a model by its path, from the hub by `hf:…`, or the built-in one by its name.
 pub fn open(model: &str) -> anyhow::Result<Arc<Model>> {
-    let opened = match model {
-        demo_model::NAME => demo_model::open(),
-        path => Model::open(Path::new(path)),
+    let opened = match (model, pulling::open(model)?) {
+        (_, Some(opened)) => opened,
+        (demo_model::NAME, None) => demo_model::open(),
+        (path, None) => Model::open(Path::new(path)),
     };
     let opened = opened.map_err(|error| match error {
         // These begin with the path.
@@ -58,7 +60,7 @@ pub struct NamedModel {
     pub model: String,
 }
 
-/// Parses `PATH` or `NAME=PATH`. A path with `=` in its first part is written as `./a=b`.
+/// Parses `PATH` or `NAME=PATH`, with `hf:…` as a path too. A path with `=` in its first part is written as `./a=b`.
 pub fn named_model(text: &str) -> Result<NamedModel, String> {
     match text.split_once('=') {
         Some((name, model)) if !name.contains('/') => {
@@ -239,6 +241,8 @@ mod tests {
         assert_eq!(named_model("demo"), named(None, "demo"));
         assert_eq!(named_model("a=/m/b=c.gguf"), named(Some("a"), "/m/b=c.gguf"));
         assert_eq!(named_model("./a=b"), named(None, "./a=b"));
+        assert_eq!(named_model("a=hf:o/n@v=1:f"), named(Some("a"), "hf:o/n@v=1:f"));
+        assert_eq!(named_model("hf:o/n:f=1.gguf"), named(None, "hf:o/n:f=1.gguf"));
         assert!(named_model("=x").is_err() && named_model("a b\n=x").is_err());
     }
 

@@ -51,6 +51,7 @@ Examples:
   tritmill worker --redis redis://localhost --database postgres://tritmill@localhost/tritmill
   tritmill worker --redis redis://localhost --fast
   tritmill worker --model ./bitnet-2b --format tl2 --slots 32 --listen 0.0.0.0:9100
+  tritmill worker --model bitnet=hf:microsoft/bitnet-b1.58-2B-4T
   tritmill worker --model ./bitnet-2b --device cuda:0,cuda:1
   tritmill worker --model ./bitnet-2b --device cuda:all --kv-memory 40000
   tritmill worker --model small=./bitnet-0.7b --model large=./bitnet-3b.gguf --memory 3G
@@ -58,12 +59,12 @@ Examples:
 Exit codes:
   0 drained, 1 could not start, or the engine or the pages at --listen failed")]
 pub struct Arguments {
-    /// Model: a Hugging Face folder, a .gguf file, or `demo`, which is built in. May be given several times; NAME is
-    /// the name of the model's queue
+    /// Model: a Hugging Face folder, a .gguf file, hf:ORG/NAME[@REVISION][:FILE] on the Hugging Face Hub, which is pulled
+    /// first, or `demo`, which is built in. May be given several times; NAME is the name of the model's queue
     #[arg(long, value_name = "[NAME=]PATH", default_value = demo_model::NAME)]
     #[arg(value_parser = options::named_model)]
     pub model: Vec<NamedModel>,
-    /// Name of the only model's queue [default: the folder's or file's]
+    /// Name of the only model's queue [default: the folder's, file's or repository's]
     #[arg(long, value_name = "NAME", value_parser = options::model_name)]
     pub name: Option<String>,
     /// Jobs held at once, per device [default: --max-sequences and a quarter more]

@@ -17,6 +17,60 @@ pub enum Activation {
 
 names!(Activation, "activation", SquaredRelu = "relu2", Silu = "silu");
 
+/// An extension of the context by YaRN (Peng et al. 2023), at every position: low frequencies are divided by the
+/// factor, high ones are kept, and cosines and sines are multiplied by `0.1 ln factor + 1`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Yarn {
+    /// Factor of the extension, at least 1.
+    pub factor: f32,
+    /// Context of the model before the extension.
+    pub original_context: usize,
+}
+
+impl Yarn {
+    /// Largest factor accepted.
+    pub(crate) const FACTOR_MAX: f32 = 65536.0;
+}
+
+/// A change of the RoPE frequencies, by which a model reads longer texts than it was first trained on.
+/// `backend::rope_scaling` has the formulas.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum RopeScaling {
+    /// The frequencies as they are.
+    None,
+    /// All frequencies divided by one factor.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// Llama 3.1: long waves are divided, short ones kept, the ones between interpolated.
+    Llama3 {
+        /// Divisor of the frequencies of long waves.
+        factor: f32,
+        /// Waves longer than `original_context_length / low_frequency_factor` are long.
+        low_frequency_factor: f32,
+        /// Waves shorter than `original_context_length / high_frequency_factor` are short.
+        high_frequency_factor: f32,
+        /// Context of the first training, in tokens.
+        original_context_length: usize,
+    },
+    /// YaRN.
+    Yarn(Yarn),
+    /// A divisor for each frequency (`rope_freqs.weight` of GGUF files).
+    Divisors {
+        /// Positive. // (head_dim / 2)
+        divisors: Vec<f32>,
+    },
+}
+
+impl RopeScaling {
+    /// Returns whether the frequencies stay as they are.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
+}
+
 /// The shape and conventions of a model: what the forward pass needs besides the tensors.
 ///
 /// Q and K rows are always in Hugging Face (half-split) order, so RoPE has one pairing: the reader of
@@ -46,12 +100,22 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Base of the RoPE frequencies.
     pub rope_theta: f32,
+    /// Change of the RoPE frequencies.
+    #[serde(skip_serializing_if = "RopeScaling::is_none")]
+    pub rope_scaling: RopeScaling,
     /// Gate of the feed-forward block.
     pub activation: Activation,
     /// Whether attention and feed-forward have a norm before their last linear.
     pub sub_norms: bool,
     /// Epsilon of the norm in front of every ternary linear (`use_rms_norm`), if the model has them.
     pub linear_norm_eps: Option<f32>,
+    /// Whether queries and keys have a norm per head before RoPE.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub qk_norm: bool,
+    /// Whether each output has one scale per group of inputs instead of one per matrix, in linears, embedding
+    /// and head. Such models were trained without int8 activations.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub group_scales: bool,
     /// Whether the head is the embedding matrix.
     pub tied_head: bool,
     /// Token prepended to a prompt.
@@ -90,6 +154,10 @@ impl Linear {
 pub enum Norm {
     /// Before attention, `[hidden]`.
     Attention(usize),
+    /// Of each query head, before RoPE, `[head_dim]` (with `qk_norm`).
+    Query(usize),
+    /// Of each key head, before RoPE, `[head_dim]` (with `qk_norm`).
+    Key(usize),
     /// Before the attention output linear, `[head_count * head_dim]` (with `sub_norms`).
     AttentionSub(usize),
     /// Before the feed-forward block, `[hidden]`.

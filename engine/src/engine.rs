@@ -160,8 +160,14 @@ impl Engine {
         if let Some(deadline) = request.deadline {
             self.deadlines.insert((deadline, id));
         }
-        let new_active =
-            || ActiveRequest::new(id, &request, root, self.config.context_length, &self.eos_tokens);
+        let vocabulary = self.vocabulary.as_ref();
+        let begins_text = request.prompt.iter().all(|&token| vocabulary.is_special(token));
+        let strips_space = begins_text && vocabulary.strips_leading_space();
+        let new_active = || {
+            let (context_length, ends) = (self.config.context_length, &self.eos_tokens);
+            let active = ActiveRequest::new(id, &request, root, context_length, ends);
+            if strips_space { active.strip_leading_space() } else { active }
+        };
         let mut active = new_active();
         let mut tokens = request.prompt.clone();
         let vocab_size = self.backend.vocab_size();

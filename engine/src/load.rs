@@ -17,7 +17,7 @@ use crate::{
     },
     files::Model,
     formats::Format,
-    kernels::Isa,
+    kernels::{Digits, Isa},
     kv::blocks_for,
     text::TokenText,
 };
@@ -37,7 +37,7 @@ pub enum LoadError {
     Cuda(#[from] CudaLoadError),
 }
 
-/// Options of an engine. Only `kv`, `head` and `device` can change a token; each combination has its own
+/// Options of an engine. Only `kv`, `head`, `activations` and `device` can change a token; each combination has its own
 /// numerics class.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
@@ -53,6 +53,8 @@ pub struct EngineOptions {
     pub kv: KvType,
     /// Precision of the head.
     pub head: HeadMode,
+    /// Digits of activations, for models with a scale for each group of inputs; `None`: two. Other models have one.
+    pub activations: Option<Digits>,
     /// Memory of the KV cache in bytes. `None` takes as much as `max_sequences` full contexts need, up to
     /// 1 GiB, or on a GPU up to nine tenths of the memory that the weights leave free.
     pub kv_bytes: Option<u64>,
@@ -73,6 +75,7 @@ impl Default for EngineOptions {
             threads: None,
             kv: KvType::default(),
             head: HeadMode::default(),
+            activations: None,
             kv_bytes: None,
             max_sequences: 64,
             step_target: EngineConfig::new(0).step_target,
@@ -137,14 +140,14 @@ fn load(
     of_gpu: impl FnOnce() -> KvBlocks,
 ) -> Result<Box<dyn Backend>, LoadError> {
     let model = Arc::clone(model);
-    let EngineOptions { kv, head, format, .. } = *options;
+    let EngineOptions { kv, head, format, activations, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
         let options = CudaOptions { ordinal, kv, head, blocks: of_gpu() };
         return Ok(cuda::load(model, options)?);
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
     let node = options.device.memory_node();
-    let options = CpuOptions { format, isa, threads, node, kv, head, block_count };
+    let options = CpuOptions { format, isa, threads, kv, head, activations, node, block_count };
     Ok(cpu::load(model, options)?)
 }
 
@@ -202,5 +205,9 @@ impl TokenText for Model {
 
     fn is_special(&self, token: u32) -> bool {
         self.tokenizer().is_special(token)
+    }
+
+    fn strips_leading_space(&self) -> bool {
+        self.tokenizer().strips_leading_space()
     }
 }

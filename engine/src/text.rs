@@ -2,7 +2,8 @@
 //!
 //! The text equals [`String::from_utf8_lossy`] of all token bytes together: a character split between tokens
 //! is held back until it is complete. A part of the text that can still become a stop string is held back
-//! until it cannot.
+//! until it cannot. An answer to an empty prompt begins a text, and so loses the space that some tokenizers put there
+//! when they encode; an answer that continues a prompt keeps it.
 
 /// Bytes of most tokens, with a part of a character before them.
 const PENDING_BYTES: usize = 64;
@@ -14,12 +15,19 @@ pub trait TokenText: Send + Sync {
 
     /// Returns whether the token is a special token, which is not part of the text.
     fn is_special(&self, token: u32) -> bool;
+
+    /// Returns whether a text loses the space that it begins with, because encoding put it there.
+    fn strips_leading_space(&self) -> bool {
+        false
+    }
 }
 
 /// The text of one choice, assembled token by token.
 #[derive(Debug, Clone, Default)]
 pub struct TextAssembler {
     stops: Vec<String>,
+    /// Whether the first byte is left out if it is a space.
+    strips_space: bool,
     /// Bytes of an incomplete character: at most three.
     pending: Vec<u8>,
     text: String,
@@ -36,13 +44,21 @@ impl TextAssembler {
         Self { stops: stops.to_vec(), ..Self::default() }
     }
 
+    /// Leaves out the space that the text begins with.
+    pub fn strip_leading_space(mut self) -> Self {
+        self.strips_space = true;
+        self
+    }
+
     /// Appends a token's bytes. True if that completed a stop string: the text is cut before it and takes no
     /// more bytes. With `may_stop` false, stop strings that end here are ignored.
     pub fn push(&mut self, bytes: &[u8], may_stop: bool) -> bool {
         if self.stopped {
             return true;
         }
-        self.pending.extend_from_slice(bytes);
+        let space = self.strips_space && bytes.first() == Some(&b' ');
+        self.strips_space &= bytes.is_empty();
+        self.pending.extend_from_slice(&bytes[usize::from(space)..]);
         self.decode_pending();
         self.search(may_stop)
     }
@@ -188,6 +204,24 @@ mod tests {
         let (deltas, text, _) = assemble(&[], &[b"a\xe2", b"\x82", b"\xac", b"b"]);
         assert_eq!(deltas, ["a", "", "€", "b", ""]);
         assert_eq!(text, "a€b");
+    }
+
+    #[test]
+    fn space_before_a_text_is_left_out_once_and_only_at_the_begin() {
+        let text = |pieces: &[&[u8]]| {
+            let mut text = TextAssembler::new(&["x".to_owned()]).strip_leading_space();
+            let mut deltas = String::new();
+            for piece in pieces {
+                text.push(piece, true);
+                text.take_certain(&mut deltas);
+            }
+            assert_eq!(deltas, text.clone().into_text());
+            deltas
+        };
+        assert_eq!(text(&[b" a", b" b"]), "a b");
+        assert_eq!(text(&[b"", b"  a"]), " a", "a special token does not begin the text");
+        assert_eq!(text(&[b"a", b" b"]), "a b");
+        assert_eq!(text(&[b" ", b"\xe2", b"\x82", b"\xac", b" x"]), "€ ");
     }
 
     #[test]

@@ -1,24 +1,37 @@
-//! Converts text to tokens and back, by byte-level BPE.
+//! Converts text to tokens and back, by byte-level BPE or by the pieces of SentencePiece (BPE or Unigram).
 //!
-//! Encoding uses the `tokenizers` crate with a `tokenizer.json` (for GGUF files, one that
-//! `files::gguf_tokenizer` builds from the metadata). Decoding uses a table: each token is a byte string,
-//! and text is the concatenation of its tokens' bytes. [`Tokenizer::token_bytes`] may end inside a
-//! character.
+//! Encoding uses the `tokenizers` crate with a `tokenizer.json` (for GGUF files and `tokenizer.model`, one that
+//! `files` builds from them). Decoding uses a table: each token is a byte string, and text is the
+//! concatenation of its tokens' bytes. [`Tokenizer::token_bytes`] may end inside a character. Most
+//! SentencePiece models put a space before a text: [`Tokenizer::decode`] and answers to an empty prompt leave it
+//! out, while an answer that continues a prompt keeps the space that it begins with.
 //!
-//! Truncation and padding are switched off, so that encoding depends on the text alone. Dropout and
-//! vocabularies that are not byte-level (SentencePiece) are errors.
+//! Truncation and padding are switched off, so that encoding depends on the text alone. Dropout and other
+//! kinds of vocabularies are errors.
 
+mod alphabet;
+mod charsmap;
 mod config;
 mod description;
+mod normalization;
 mod table;
 
+use alphabet::Alphabet;
+pub(crate) use charsmap::Charsmap;
+pub use charsmap::CharsmapError;
 pub use config::TokenizerConfig;
-pub(crate) use description::LLAMA3_REGEX;
+pub(crate) use description::{LLAMA3_REGEX, QWEN2_REGEX};
 use description::{
-    Merge, TokenizerJson, check_kind, is_bytes_only, named_pre_tokenizer, split_patterns,
+    Merge, TokenizerJson, Vocab, is_bytes_only, named_pre_tokenizer, split_patterns,
 };
+use normalization::Normalization;
+pub(crate) use normalization::charsmap_json;
 use table::TokenTable;
 pub(crate) use table::{TokenKind, byte_alphabet};
+
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 /// A tokenizer is invalid or not supported, or a text cannot be encoded.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +46,7 @@ pub enum TokenizerError {
         #[source]
         source: serde_json::Error,
     },
-    /// The tokenizer is not byte-level BPE.
+    /// The tokenizer is of a kind that is not supported.
     #[error("tokenizer.json: {key} is {value}: {why}")]
     Unsupported {
         /// Dotted name.
@@ -43,6 +56,19 @@ pub enum TokenizerError {
         /// The reason.
         why: &'static str,
     },
+    /// A piece of a SentencePiece vocabulary cannot be used.
+    #[error("piece {id} ({piece:?}): {why}")]
+    Piece {
+        /// Its id.
+        id: u32,
+        /// Its text, shortened.
+        piece: String,
+        /// The reason.
+        why: &'static str,
+    },
+    /// The character map of a SentencePiece vocabulary is damaged.
+    #[error(transparent)]
+    Charsmap(CharsmapError),
     /// The embedding has no row for the id of a token.
     #[error("token {token:?} has id {id}, outside the vocabulary of {vocab_size}")]
     TokenOutOfRange {
@@ -82,11 +108,21 @@ pub(crate) struct Vocabulary {
     pub pre: Option<&'static str>,
 }
 
-/// A byte-level BPE tokenizer.
+/// The library's tokenizer, with a normalizer of our own.
+type Encoder = TokenizerImpl<
+    ModelWrapper,
+    Normalization,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// A byte-level or SentencePiece tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Encoder,
     tokens: TokenTable,
+    alphabet: Alphabet,
     digest: [u8; 32],
     json: Vec<u8>,
 }
@@ -95,20 +131,21 @@ impl Tokenizer {
     /// Builds a tokenizer from a `tokenizer.json`.
     ///
     /// # Errors
-    /// If the file is malformed, or the tokenizer is not byte-level BPE.
+    /// If the file is malformed, or the tokenizer is neither byte-level BPE nor one of SentencePiece's.
     pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let json: TokenizerJson = serde_json::from_slice(bytes)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
-        check_kind(&json)?;
-        let tokens = TokenTable::new(&json)?;
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(bytes).map_err(TokenizerError::Library)?;
+        let alphabet = Alphabet::of(&json)?;
+        let tokens = TokenTable::new(&json, alphabet)?;
+        let mut inner: Encoder = serde_json::from_slice(bytes)
+            .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
         inner.with_truncation(None).map_err(TokenizerError::Library)?;
         inner.with_padding(None);
         check_ids(&inner, &json)?;
-        let mut tokenizer = Self { inner, tokens, digest: [0; 32], json: bytes.to_vec() };
+        let json_bytes = bytes.to_vec();
+        let mut tokenizer = Self { inner, tokens, alphabet, digest: [0; 32], json: json_bytes };
         let framed = tokenizer.encode("", true)?;
-        tokenizer.digest = digest(&json, &tokenizer.tokens, &framed);
+        tokenizer.digest = digest(&json, &tokenizer, &framed);
         Ok(tokenizer)
     }
 
@@ -123,7 +160,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Decodes tokens. Invalid UTF-8 becomes U+FFFD; unknown ids are skipped.
+    /// Decodes the tokens of a whole text. Invalid UTF-8 becomes U+FFFD; unknown ids are skipped, and so is the
+    /// space that the tokenizer puts before a text.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -131,7 +169,20 @@ impl Tokenizer {
                 bytes.extend_from_slice(self.token_bytes(id).unwrap_or_default());
             }
         }
+        if self.strips_leading_space() && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Returns whether a text loses the space that it begins with: encoding put it there.
+    pub fn strips_leading_space(&self) -> bool {
+        matches!(self.alphabet, Alphabet::Pieces { strips_space: true, .. })
+    }
+
+    /// Returns whether tokens are the pieces of SentencePiece instead of byte-level BPE.
+    pub(crate) fn has_pieces(&self) -> bool {
+        self.alphabet != Alphabet::ByteLevel
     }
 
     /// Returns the bytes of a token; a special token stands for its name. `None` for ids without a token
@@ -178,9 +229,9 @@ impl Tokenizer {
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
         let pre = named_pre_tokenizer(&json);
         let mut tokens = vec![None; self.tokens.entries.len()];
-        let added = json.added_tokens.into_iter().map(|token| (token.content, token.id));
-        for (text, id) in json.model.vocab.into_iter().chain(added) {
-            tokens[id as usize] = self.tokens.kind(id).map(|kind| (text, kind));
+        let added = json.added_tokens.iter().map(|token| (token.content.as_str(), token.id));
+        for (text, id) in json.model.vocab.tokens().chain(added) {
+            tokens[id as usize] = self.tokens.kind(id).map(|kind| (text.to_owned(), kind));
         }
         let merges = json.model.merges.iter().map(Merge::joined).collect();
         Ok(Vocabulary { tokens, merges, pre })
@@ -194,7 +245,7 @@ impl Tokenizer {
 
 /// Checks the ids of added tokens: the library numbers them from the size of the vocabulary on, and
 /// only warns if the file has other ids.
-fn check_ids(inner: &tokenizers::Tokenizer, json: &TokenizerJson) -> Result<(), TokenizerError> {
+fn check_ids(inner: &Encoder, json: &TokenizerJson) -> Result<(), TokenizerError> {
     for token in &json.added_tokens {
         if inner.token_to_id(&token.content) != Some(token.id) {
             let token_text = crate::files::shorten(&token.content);
@@ -204,7 +255,8 @@ fn check_ids(inner: &tokenizers::Tokenizer, json: &TokenizerJson) -> Result<(), 
     Ok(())
 }
 
-fn digest(json: &TokenizerJson, tokens: &TokenTable, framed_empty: &[u32]) -> [u8; 32] {
+fn digest(json: &TokenizerJson, tokenizer: &Tokenizer, framed_empty: &[u32]) -> [u8; 32] {
+    let tokens = &tokenizer.tokens;
     let mut hasher = blake3::Hasher::new();
     let mut field = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -218,7 +270,9 @@ fn digest(json: &TokenizerJson, tokens: &TokenTable, framed_empty: &[u32]) -> [u
         field(merge.joined().as_bytes());
     }
     field(json.normalizer.to_string().as_bytes());
-    if is_bytes_only(json) {
+    if tokenizer.has_pieces() {
+        pieces_digest(json, tokenizer.alphabet, &mut field);
+    } else if is_bytes_only(json) {
         field(b"bytes");
     } else {
         field(&[u8::from(json.model.ignore_merges)]);
@@ -230,4 +284,18 @@ fn digest(json: &TokenizerJson, tokens: &TokenTable, framed_empty: &[u32]) -> [u
         field(&id.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
+}
+
+/// Hashes what a vocabulary of pieces has beyond tokens, merges and normalizer.
+fn pieces_digest(json: &TokenizerJson, alphabet: Alphabet, field: &mut dyn FnMut(&[u8])) {
+    let model = &json.model;
+    field(b"pieces");
+    field(format!("{alphabet:?}").as_bytes());
+    field(&[model.byte_fallback, model.ignore_merges, model.fuse_unk].map(u8::from));
+    field(model.unk_token.as_deref().unwrap_or_default().as_bytes());
+    field(&model.unk_id.map_or(u64::MAX, u64::from).to_le_bytes());
+    if let Vocab::Scores(list) = &model.vocab {
+        list.iter().for_each(|(_, score)| field(&score.to_bits().to_le_bytes()));
+    }
+    field(json.pre_tokenizer.to_string().as_bytes());
 }

@@ -7,7 +7,7 @@ mod support;
 use serde_json::{Value, json};
 use support::{Folder, golden, join_safetensors, split_safetensors};
 use tritmill_engine::{
-    config::Linear,
+    config::{Linear, RopeScaling},
     files::{Model, ModelError, Problem, hf_config, shard_names},
 };
 
@@ -35,8 +35,8 @@ fn keys_that_change_the_computation_are_refused_by_name() {
         ("hidden_act", json!("gelu")),
         ("attention_bias", json!(true)),
         ("mlp_bias", json!(true)),
-        ("rope_scaling", json!({ "rope_type": "llama3", "factor": 8.0 })),
-        ("rope_scaling", json!({ "type": "linear", "factor": 2.0 })),
+        ("rope_scaling", json!({ "rope_type": "dynamic", "factor": 2.0 })),
+        ("rope_scaling", json!({ "type": "linear", "factor": 2.0, "beta_fast": 32.0 })),
         ("rope_parameters", json!({ "rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0 })),
         ("rope_parameters", json!({ "full_attention": { "rope_theta": 1e4 } })),
         ("sliding_window", json!(4096)),
@@ -51,6 +51,57 @@ fn keys_that_change_the_computation_are_refused_by_name() {
         let message = config_refusal("llama-tiny", |config| config[key] = value.clone());
         assert!(message.contains(key), "{key}: {message}");
     }
+}
+
+#[test]
+fn rope_scaling_of_kind_linear_and_llama3_is_read_from_either_block() {
+    let scaling = |config: hf_config::HfConfig| config.model.rope_scaling;
+    let parsed =
+        |block: &str, value: Value| scaling(accepted("llama-tiny", |config| config[block] = value));
+    let linear = RopeScaling::Linear { factor: 2.5 };
+    assert_eq!(parsed("rope_scaling", json!({ "type": "linear", "factor": 2.5 })), linear);
+    let both = json!({ "rope_theta": 3e4, "rope_type": "linear", "factor": 2.5 });
+    let config = accepted("llama-tiny", |config| config["rope_parameters"] = both);
+    assert_eq!((config.model.rope_theta, scaling(config)), (3e4, linear));
+    let by_one = json!({ "rope_type": "linear", "factor": 1 });
+    assert_eq!(parsed("rope_scaling", by_one), RopeScaling::None);
+
+    let mut llama3 = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    });
+    let expected = |original_context_length| RopeScaling::Llama3 {
+        factor: 8.0,
+        low_frequency_factor: 1.0,
+        high_frequency_factor: 4.0,
+        original_context_length,
+    };
+    assert_eq!(parsed("rope_scaling", llama3.clone()), expected(8192));
+    llama3.as_object_mut().unwrap().shift_remove("original_max_position_embeddings");
+    let context = accepted("llama-tiny", |_| {}).model.context_length;
+    assert_eq!(parsed("rope_parameters", llama3), expected(context));
+}
+
+#[test]
+fn rope_scaling_with_missing_or_wrong_values_is_refused_by_key() {
+    let llama3 = |high: f64| json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": high });
+    for (key, value) in [
+        ("rope_scaling.factor", json!({ "rope_type": "linear" })),
+        ("rope_scaling.factor", json!({ "rope_type": "linear", "factor": 0.0 })),
+        ("rope_scaling.factor", json!({ "rope_type": "linear", "factor": "two" })),
+        ("rope_scaling.high_freq_factor", llama3(1.0)),
+        ("rope_scaling.low_freq_factor", json!({ "rope_type": "llama3", "factor": 8.0 })),
+        ("rope_scaling.rope_type", json!({ "rope_type": 7 })),
+        ("rope_scaling", json!(2.0)),
+    ] {
+        let message = config_refusal("llama-tiny", |config| config["rope_scaling"] = value.clone());
+        assert!(message.contains(key), "{key}: {message}");
+    }
+    let message = config_refusal("llama-tiny", |config| {
+        config["rope_scaling"] = json!({ "rope_type": "linear", "factor": 2.0 });
+        config["rope_parameters"] = json!({ "rope_type": "linear", "factor": 3.0 });
+    });
+    assert!(message.contains("rope_parameters"), "{message}");
 }
 
 #[test]
@@ -296,7 +347,8 @@ fn missing_files_are_named() {
     let folder = Folder::copy("bitnet-tiny");
     std::fs::rename(folder.path().join("tokenizer.json"), folder.path().join("tokenizer.model"))
         .unwrap();
-    assert!(Model::open(folder.path()).unwrap_err().to_string().contains("SentencePiece"));
+    let message = Model::open(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("tokenizer.model at byte 0"), "{message}");
 }
 
 /// Checks that an edited tokenizer is refused with an error that contains `name`.
@@ -308,7 +360,7 @@ fn tokenizer_refused(name: &str, edit: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn tokenizers_that_are_not_byte_level_bpe_are_refused_by_key() {
+fn tokenizers_of_other_kinds_are_refused_by_key() {
     tokenizer_refused("model.type", |json| json["model"]["type"] = json!("Unigram"));
     tokenizer_refused("byte_fallback", |json| json["model"]["byte_fallback"] = json!(true));
     tokenizer_refused("dropout", |json| json["model"]["dropout"] = json!(0.1));

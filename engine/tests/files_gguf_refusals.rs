@@ -6,7 +6,7 @@ mod support;
 
 use support::{RawGguf, golden};
 use tritmill_engine::{
-    config::Linear,
+    config::{Linear, RopeScaling},
     files::{Model, ModelError, Problem},
     formats::Scale,
 };
@@ -98,6 +98,27 @@ fn missing_pre_tokenizer_key_means_that_of_llama_3() {
 }
 
 #[test]
+fn falcon_names_mean_the_pre_tokenizer_of_llama_3() {
+    let text = "It's 1234567 lighthouses,\n\n  naïve!  \t<|x|>";
+    let ids = |model: &Model| model.tokenizer().encode(text, true).unwrap();
+    let mut file = i2_s();
+    file.set_text("tokenizer.ggml.pre", "gpt-2");
+    let gpt2 = open(&file).unwrap().fingerprint().unwrap();
+    file.set_text("tokenizer.ggml.pre", "llama-bpe");
+    let llama = open(&file).unwrap();
+    for name in ["falcon3", "falcon_e", "falcon-e", "falcon-h1"] {
+        file.set_text("tokenizer.ggml.pre", name);
+        let falcon = open(&file).unwrap();
+        assert_eq!(ids(&falcon), ids(&llama), "{name}");
+        assert_eq!(falcon.fingerprint().unwrap(), llama.fingerprint().unwrap(), "{name}");
+        assert_ne!(falcon.fingerprint().unwrap(), gpt2, "{name}");
+    }
+    file.set_text("tokenizer.ggml.pre", "falcon");
+    let message = open(&file).unwrap_err().to_string();
+    assert!(message.contains("tokenizer.ggml.pre") && message.contains("falcon"), "{message}");
+}
+
+#[test]
 fn scales_of_gguf_files_are_multiplied() {
     let model = open(&i2_s()).unwrap();
     let folder = Model::open(&golden("bitnet-tiny")).unwrap();
@@ -141,15 +162,65 @@ fn linear_rope_scaling_by_one_is_accepted() {
     file.set_text("bitnet-b1.58.rope.scaling.type", "linear");
     file.set_f32("bitnet-b1.58.rope.scaling.factor", 1.0);
     assert!(open(&file).is_ok());
+    let unscaled = open(&file).unwrap();
+    assert_eq!(unscaled.config().rope_scaling, RopeScaling::None);
     file.set_f32("bitnet-b1.58.rope.scaling.factor", 4.0);
-    assert!(open(&file).unwrap_err().to_string().contains("rope.scaling"));
+    let linear = open(&file).unwrap();
+    assert_eq!(linear.config().rope_scaling, RopeScaling::Linear { factor: 4.0 });
+    assert_ne!(linear.fingerprint().unwrap(), unscaled.fingerprint().unwrap());
+    file.remove("bitnet-b1.58.rope.scaling.type");
+    assert_eq!(open(&file).unwrap().fingerprint().unwrap(), linear.fingerprint().unwrap());
+    file.set_text("bitnet-b1.58.rope.scaling.type", "none");
+    assert!(open(&file).unwrap_err().to_string().contains("rope.scaling.factor"));
+}
+
+/// Adds a `rope_freqs.weight` tensor of f32 values.
+fn add_rope_divisors(file: &mut RawGguf, divisors: &[f32]) {
+    let mut tensor = file.tensor("output_norm.weight").clone();
+    tensor.name = "rope_freqs.weight".to_owned();
+    tensor.dims = vec![divisors.len() as u64];
+    tensor.bytes = divisors.iter().flat_map(|divisor| divisor.to_le_bytes()).collect();
+    file.tensors.push(tensor);
+}
+
+#[test]
+fn divisors_of_rope_frequencies_are_read_and_checked() {
+    let file = || RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
+    let plain = open(&file()).unwrap();
+    let half = plain.config().head_dim / 2;
+    let opened = |divisors: &[f32]| {
+        let mut file = file();
+        add_rope_divisors(&mut file, divisors);
+        open(&file)
+    };
+    let ones = opened(&vec![1.0; half]).unwrap();
+    assert_eq!(ones.fingerprint().unwrap(), plain.fingerprint().unwrap());
+    let divisors: Vec<f32> = (0..half).map(|j| 1.0 + j as f32).collect();
+    let scaled = opened(&divisors).unwrap();
+    assert_ne!(scaled.fingerprint().unwrap(), plain.fingerprint().unwrap());
+    assert_eq!(scaled.config().rope_scaling, RopeScaling::Divisors { divisors: divisors.clone() });
+    for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let mut divisors = divisors.clone();
+        divisors[3] = wrong;
+        assert!(opened(&divisors).unwrap_err().to_string().contains("rope_freqs.weight"));
+    }
+    let message = opened(&divisors[1..]).unwrap_err().to_string();
+    assert!(message.contains("rope_freqs.weight"), "{message}");
+    let mut twice = file();
+    add_rope_divisors(&mut twice, &divisors);
+    twice.set_f32("llama.rope.scaling.factor", 2.0);
+    let message = open(&twice).unwrap_err().to_string();
+    assert!(message.contains("rope_freqs.weight"), "{message}");
 }
 
 #[test]
 fn unknown_tensors_are_refused_by_name() {
-    for name in
-        ["blk.0.attn_q.bias", "blk.0.ffn_up.scale", "rope_freqs.weight", "blk.9.attn_q.weight"]
-    {
+    for name in [
+        "blk.0.attn_q.bias",
+        "blk.0.ffn_up.scale",
+        "rope_factors_long.weight",
+        "blk.9.attn_q.weight",
+    ] {
         refused(&[name], |file| {
             let mut extra = file.tensor("blk.0.attn_norm.weight").clone();
             extra.name = name.to_owned();
@@ -172,7 +243,10 @@ fn output_matrix_of_a_tied_architecture_is_ignored() {
 
 #[test]
 fn other_vocabularies_are_refused_by_name() {
-    refused(&["tokenizer.ggml.model"], |file| file.set_text("tokenizer.ggml.model", "llama"));
+    for model in ["bert", "rwkv"] {
+        refused(&["tokenizer.ggml.model"], |file| file.set_text("tokenizer.ggml.model", model));
+    }
+    refused(&["tokenizer.ggml.scores"], |file| file.set_text("tokenizer.ggml.model", "llama"));
     refused(&["tokenizer.ggml.pre", "qwen2"], |file| file.set_text("tokenizer.ggml.pre", "qwen2"));
 }
 

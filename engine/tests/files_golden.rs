@@ -5,8 +5,8 @@
 
 mod support;
 
-use serde_json::Value;
-use support::{MODELS, cases, hf_module, open, sha256};
+use serde_json::{Value, json};
+use support::{Folder, MODELS, cases, hf_module, open, sha256};
 use tritmill_engine::{
     chat::Message,
     config::{Activation, Linear},
@@ -127,4 +127,44 @@ fn chat_template_renders_every_case() {
 #[test]
 fn model_without_a_template_has_none() {
     assert!(open("llama-norm-tiny").chat_template().is_none());
+}
+
+/// Makes a folder of 1bitLLM from one with dense weights: other keys, and other names of two norms.
+fn one_bit_llm(folder: &Folder) {
+    folder.edit_json("config.json", |config| {
+        config["model_type"] = json!("llama");
+        (config["weight_bits"], config["input_bits"]) = (json!(1), json!(8));
+        config.as_object_mut().unwrap().shift_remove("quantization_config");
+    });
+    folder.edit_weights(|header, _| {
+        let renamed = header.iter().map(|(name, entry)| {
+            let name = name.replace("attn_sub_norm", "inner_attn_ln");
+            (name.replace("ffn_sub_norm", "ffn_layernorm"), entry.clone())
+        });
+        *header = renamed.collect();
+    });
+}
+
+#[test]
+fn folders_of_1bitllm_are_quantized_as_online_models() {
+    let online = Folder::copy("bitnet-online-tiny");
+    online.edit_json("config.json", |config| config["hidden_act"] = json!("silu"));
+    let expected = Model::open(online.path()).unwrap();
+    let folder = Folder::copy("bitnet-online-tiny");
+    folder.edit_json("config.json", |config| config["hidden_act"] = json!("silu"));
+    one_bit_llm(&folder);
+    let model = Model::open(folder.path()).unwrap();
+    assert!(model.config().sub_norms && model.config().tied_head);
+    support::check_same_weights(&model, &expected);
+    assert_eq!(model.fingerprint().unwrap(), expected.fingerprint().unwrap());
+
+    for (key, value) in
+        [("weight_bits", json!(2)), ("input_bits", json!(16)), ("input_bits", json!(null))]
+    {
+        let other = Folder::copy("bitnet-online-tiny");
+        one_bit_llm(&other);
+        other.edit_json("config.json", |config| config[key] = value);
+        let message = Model::open(other.path()).unwrap_err().to_string();
+        assert!(message.contains("_bits"), "{message}");
+    }
 }

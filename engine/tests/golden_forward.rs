@@ -32,8 +32,20 @@ fn isas() -> Vec<Isa> {
 fn backend(path: &str, format: Format, isa: Isa, kv: KvType) -> Box<dyn Backend> {
     let model = Arc::new(open(path));
     let head = HeadMode::Exact;
-    cpu::load(model, CpuOptions { format, isa, threads: 2, node: None, kv, head, block_count: 40 })
-        .unwrap()
+    cpu::load(
+        model,
+        CpuOptions {
+            format,
+            isa,
+            threads: 2,
+            kv,
+            head,
+            activations: None,
+            node: None,
+            block_count: 40,
+        },
+    )
+    .unwrap()
 }
 
 /// Returns the logits of every position of a prompt. // (position, vocab)

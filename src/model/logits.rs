@@ -79,7 +79,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         output::line(format_args!("{positions} positions, vocabulary of {vocab}; at the last:"))?;
         for token in top {
-            let text = model.tokenizer().decode(&[token.id], false);
+            let bytes = model.tokenizer().token_bytes(token.id).unwrap_or_default();
+            let text = String::from_utf8_lossy(bytes);
             output::line(format_args!("{:>8}  {:>12.5}  {text:?}", token.id, token.logit))?;
         }
     }

@@ -1,9 +1,11 @@
-//! `tritmill model`: commands on one model file.
+//! `tritmill model`: commands that get a model, and commands on one.
 
 mod convert;
 mod generate;
 mod inspect;
+mod list;
 mod logits;
+mod pull;
 mod synth;
 
 use std::process::ExitCode;
@@ -13,6 +15,10 @@ use clap::Subcommand;
 /// Commands on models.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// List published models that this build can load
+    List(list::Arguments),
+    /// Download a model of the Hugging Face Hub
+    Pull(pull::Arguments),
     /// Show the shape, tensors and fingerprint of a model
     Inspect(inspect::Arguments),
     /// Compute the logits of a token sequence
@@ -28,6 +34,8 @@ pub enum Command {
 /// Runs a command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::List(arguments) => list::run(&arguments),
+        Command::Pull(arguments) => pull::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),
         Command::Generate(arguments) => generate::run(arguments),

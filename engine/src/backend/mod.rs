@@ -7,6 +7,7 @@ pub mod cuda;
 pub(crate) mod logits;
 mod positions;
 mod ranking;
+mod rope_scaling;
 mod shared;
 
 pub use logits::{KeptRow, Logits, PositionLogits, TokenLogit};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Chunk, LogitsFor, Ranking, StepError};
+use super::{Chunk, LogitsFor, Ranking, StepError, rope_scaling};
 use crate::{
     config::ModelConfig,
     kv::{BLOCK_TOKENS, BlockId},
@@ -95,24 +95,34 @@ impl<'a> LogitsFor<'a> {
     }
 }
 
-/// Returns the RoPE frequencies `theta^(−2j / head_dim)` as the reference computes them: the power rounded to
-/// f32, then inverted. // (head_dim / 2)
-pub(super) fn rope_frequencies(theta: f32, head_dim: usize) -> Vec<f32> {
-    (0..head_dim / 2)
-        .map(|j| {
-            let exponent = (2 * j) as f32 / head_dim as f32;
-            1.0 / math::pow(f64::from(theta), f64::from(exponent)) as f32
-        })
-        .collect()
+/// The rotation of positions (RoPE).
+#[derive(Debug, Clone)]
+pub(super) struct Rope {
+    /// `theta^(−2j / head_dim)`, scaled. // (head_dim / 2)
+    pub(super) frequencies: Vec<f32>,
+    /// Factor of cosines and sines.
+    factor: f32,
 }
 
-/// Cosines, then sines, of a position's angles. // (2, head_dim / 2)
-pub(super) fn rotation(position: usize, frequencies: &[f32], out: &mut [f32]) {
-    let (cos, sin) = out.split_at_mut(frequencies.len());
-    for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
-        let angle = position as f32 * frequency;
-        let (s, c) = math::sin_cos(f64::from(angle));
-        (*cos, *sin) = (c as f32, s as f32);
+impl Rope {
+    /// Returns the rotation of a model, with frequencies as the reference computes them: the power rounded to f32, then
+    /// inverted; and scaled.
+    pub fn of(config: &ModelConfig) -> Self {
+        let (theta, dim) = (f64::from(config.rope_theta), config.head_dim);
+        let power = |j| math::pow(theta, f64::from((2 * j) as f32 / dim as f32)) as f32;
+        let powers: Vec<f32> = (0..dim / 2).map(power).collect();
+        let (frequencies, factor) = rope_scaling::frequencies(&powers, config);
+        Self { frequencies, factor }
+    }
+
+    /// Cosines, then sines, of a position's angles. // (2, head_dim / 2)
+    pub fn rotation(&self, position: usize, out: &mut [f32]) {
+        let (cos, sin) = out.split_at_mut(self.frequencies.len());
+        for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.frequencies) {
+            let angle = position as f32 * frequency;
+            let (s, c) = math::sin_cos(f64::from(angle));
+            (*cos, *sin) = (c as f32 * self.factor, s as f32 * self.factor);
+        }
     }
 }
 

@@ -92,6 +92,14 @@ impl ActiveRequest {
         }
     }
 
+    /// Leaves out the space that the text of a choice begins with.
+    pub fn strip_leading_space(mut self) -> Self {
+        for choice in &mut self.choices {
+            choice.text = std::mem::take(&mut choice.text).strip_leading_space();
+        }
+        self
+    }
+
     /// Adds the tokens of an earlier attempt; returns the part of their text that cannot change any
     /// more. `None` if the tokens already finish the choice or cannot be resumed from; `self` must not
     /// be used then.

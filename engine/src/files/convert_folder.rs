@@ -6,8 +6,9 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
+    gguf_model,
     hf_config::WeightStorage,
-    hf_tensors,
+    hf_rope, hf_tensors,
     hf_write::{self, FolderTexts},
     model::{Model, norm_len},
     safetensors::Dtype,
@@ -31,6 +32,14 @@ enum Source {
 /// Writes `model` as a folder.
 pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
     let config = model.config();
+    if config.group_scales {
+        let problem = Problem::Other("packed folders have one scale per tensor");
+        return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), Target::Folder, problem));
+    }
+    if hf_rope::to_json(&config.rope_scaling).is_none() {
+        let problem = Problem::Other("config.json has no divisors of RoPE frequencies");
+        return Err(refuse(gguf_model::ROPE_DIVISORS.to_owned(), Target::Folder, problem));
+    }
     let divides = matches!(model.ternary(0, Linear::Q)?.scale, Scale::Divide(_));
     let storage = if divides { WeightStorage::PackedDivide } else { WeightStorage::PackedMultiply };
     let (plan, sources): (Vec<_>, Vec<_>) = folder_plan(model)?.into_iter().unzip();
@@ -103,6 +112,7 @@ fn folder_type(dtype: DenseType) -> Dtype {
         DenseType::F16 => Dtype::F16,
         DenseType::Bf16 => Dtype::Bf16,
         DenseType::F32 | DenseType::Q8_0 | DenseType::Q6K => Dtype::F32,
+        DenseType::Q2_0 | DenseType::Pq2_0 | DenseType::Ptq1_0 => Dtype::F32,
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
     ternary_write,
 };
 use crate::{
-    config::{Activation, Linear, ModelConfig, Norm},
+    config::{Activation, Linear, ModelConfig, Norm, RopeScaling},
     formats::{Scale, TernaryMatrix},
     tokenizer::TokenKind,
 };
@@ -32,6 +32,10 @@ use crate::{
 /// Returns the architecture name, by which GGUF readers select their conventions.
 fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     let config = model.config();
+    if config.group_scales {
+        let problem = Problem::Other("the format has one scale per tensor");
+        return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), to, problem));
+    }
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
         return Err(refuse(hf_tensors::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
@@ -161,6 +165,9 @@ fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
         DenseType::Bf16 => 30,
         DenseType::Q8_0 => 8,
         DenseType::Q6K => 14,
+        DenseType::Q2_0 => 42,
+        DenseType::Pq2_0 => 142,
+        DenseType::Ptq1_0 => 143,
     };
     TensorPlan {
         name: name.to_owned(),
@@ -201,6 +208,18 @@ fn metadata(
     ] {
         metadata.push((format!("{architecture}.{key}"), value));
     }
+    match config.rope_scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            let kind = Meta::Text("linear".to_owned());
+            metadata.push((format!("{architecture}.rope.scaling.type"), kind));
+            metadata.push((format!("{architecture}.rope.scaling.factor"), Meta::F32(factor)));
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Yarn(_) | RopeScaling::Divisors { .. } => {
+            let problem = Problem::Other("its RoPE frequencies are scaled one by one");
+            return Err(refuse(gguf_model::ROPE_DIVISORS.to_owned(), to, problem));
+        }
+    }
     metadata.extend(tokenizer_metadata(model, to)?);
     Ok(metadata)
 }
@@ -209,7 +228,11 @@ fn tokenizer_metadata(model: &Model, to: Target) -> Result<Vec<(String, Meta)>, 
     let config = model.config();
     let vocabulary = model.tokenizer().vocabulary()?;
     let Some(pre) = vocabulary.pre else {
-        let problem = Problem::Other("its pre-tokenizer has no name in the format");
+        let problem = Problem::Other(if model.tokenizer().has_pieces() {
+            "SentencePiece vocabularies are read from GGUF files, but not written"
+        } else {
+            "its pre-tokenizer has no name in the format"
+        });
         return Err(refuse("tokenizer.json".to_owned(), to, problem));
     };
     let framed = model.tokenizer().encode("", true)?;

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::quants;
+use super::{grouped, quants};
 
 /// Element type of a dense tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,6 +17,12 @@ pub enum DenseType {
     Q8_0,
     /// Super-blocks of 256: 6-bit values, 16 signed 8-bit scales, an f16 scale.
     Q6K,
+    /// Ternary, blocks of 64: an f16 scale and 2-bit codes.
+    Q2_0,
+    /// Ternary, blocks of 128: an f16 scale and 2-bit codes.
+    Pq2_0,
+    /// Ternary, blocks of 128: base-3 digits and an f16 scale.
+    Ptq1_0,
 }
 
 impl DenseType {
@@ -27,6 +33,9 @@ impl DenseType {
             Self::F16 | Self::Bf16 => (1, 2),
             Self::Q8_0 => (quants::Q8_0_BLOCK, quants::Q8_0_BYTES),
             Self::Q6K => (quants::Q6K_BLOCK, quants::Q6K_BYTES),
+            Self::Q2_0 => (grouped::Q2_0_BLOCK, grouped::Q2_0_BYTES),
+            Self::Pq2_0 => (grouped::PQ2_0_BLOCK, grouped::PQ2_0_BYTES),
+            Self::Ptq1_0 => (grouped::PTQ1_0_BLOCK, grouped::PTQ1_0_BYTES),
         }
     }
 
@@ -48,6 +57,9 @@ impl DenseType {
             Self::Bf16 => "BF16",
             Self::Q8_0 => "Q8_0",
             Self::Q6K => "Q6_K",
+            Self::Q2_0 => "Q2_0",
+            Self::Pq2_0 => "PQ2_0",
+            Self::Ptq1_0 => "PTQ1_0",
         }
     }
 }
@@ -109,5 +121,8 @@ pub(crate) fn widen(dtype: DenseType, bytes: &[u8], out: &mut [f32]) {
         }
         DenseType::Q8_0 => quants::dequantize_q8_0(bytes, out),
         DenseType::Q6K => quants::dequantize_q6_k(bytes, out),
+        DenseType::Q2_0 => grouped::dequantize(grouped::Q2_0, bytes, out),
+        DenseType::Pq2_0 => grouped::dequantize(grouped::PQ2_0, bytes, out),
+        DenseType::Ptq1_0 => grouped::dequantize(grouped::PTQ1_0, bytes, out),
     }
 }

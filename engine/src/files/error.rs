@@ -186,8 +186,29 @@ pub enum Problem {
         /// The code.
         code: u8,
     },
+    /// A byte does not stand for base-3 digits.
+    BadDigits {
+        /// The byte.
+        byte: u8,
+    },
     /// A scale is zero, negative, infinite or not a number.
     BadScale(f32),
+    /// The scale of a group is negative, infinite or not a number.
+    BadGroupScale(f32),
+    /// A weight is not −s, 0 or s, where s is the largest magnitude of its group of inputs.
+    NotTernary {
+        /// The weight.
+        weight: f32,
+        /// The largest magnitude of the group.
+        scale: f32,
+        /// Inputs of the group.
+        group: usize,
+    },
+    /// The bytes of a tensor fit two layouts that share a type id.
+    AmbiguousLayout {
+        /// Bytes up to the next tensor or the end of the file.
+        available: u64,
+    },
     /// Blocks of one tensor have different scales.
     MixedScales(f32, f32),
     /// A dimension is not a multiple of the format's block.
@@ -226,7 +247,19 @@ impl fmt::Display for Problem {
                 write!(f, "offset {value} is not a multiple of the alignment {alignment}")
             }
             Self::BadCode { code } => write!(f, "code {code} is not a ternary value"),
+            Self::BadDigits { byte } => write!(f, "byte {byte} does not hold ternary digits"),
             Self::BadScale(scale) => write!(f, "scale {scale} is not a positive number"),
+            Self::BadGroupScale(scale) => {
+                write!(f, "scale {scale} of a group is not a finite number of at least 0")
+            }
+            Self::NotTernary { weight, scale, group } => write!(
+                f,
+                "weight {weight} is neither 0 nor ±{scale}, the largest of its group of {group}: the model is not ternary"
+            ),
+            Self::AmbiguousLayout { available } => write!(
+                f,
+                "its {available} bytes fit both layouts of type 42, groups of 64 and of 128: convert the file to type 142"
+            ),
             Self::MixedScales(a, b) => {
                 write!(
                     f,

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{convert::f32_bytes, dense::Dense, error::ModelError, model::Model};
 use crate::{
-    config::{Activation, Linear, ModelConfig},
+    config::{Activation, Linear, ModelConfig, RopeScaling},
     formats::{Scale, TernaryMatrix},
 };
 
@@ -15,13 +15,15 @@ use crate::{
 ///
 /// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
-///    norms, tied head, and the sorted end tokens (context length and names are left out);
+///    norms, tied head, the sorted end tokens, and the scaling of RoPE if there is one (context length
+///    and names are left out);
 /// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
 /// 3. per layer and linear (`Linear::ALL`): rows, columns, trits in row-major 2-bit codes
 ///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
-///    f32 bits;
+///    f32 bits; or, for scales of groups, the size of a group and the f16 bits of every scale;
 /// 4. every norm in the order of the forward pass, as f32;
-/// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows.
+/// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows; or
+///    as in 3 if they are ternary.
 ///
 /// The chat template is not included: it shapes the prompt, not the answer to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,9 +72,9 @@ pub(crate) fn compute(model: &Model) -> Result<Fingerprint, ModelError> {
     for norm in model.norms() {
         hasher.update(blake3::hash(&f32_bytes(&model.norm(norm)?)).as_bytes());
     }
-    dense_digests(&mut hasher, model.embedding());
+    table_digests(&mut hasher, model.ternary_embedding()?, model.embedding());
     if !config.tied_head {
-        dense_digests(&mut hasher, model.head());
+        table_digests(&mut hasher, model.ternary_head()?, model.head());
     }
     Ok(Fingerprint(*hasher.finalize().as_bytes()))
 }
@@ -98,12 +100,39 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
         Activation::Silu => 1,
     };
     hasher.update(&[gate, u8::from(config.sub_norms), u8::from(config.tied_head)]);
+    // Only what a model has is hashed, so that other models keep their fingerprints.
+    if config.qk_norm {
+        hasher.update(b"qk_norm");
+    }
     let mut ends = config.eos_tokens.clone();
     ends.sort_unstable();
     for token in ends {
         hasher.update(&token.to_le_bytes());
     }
+    hash_rope_scaling(&mut hasher, &config.rope_scaling);
     *hasher.finalize().as_bytes()
+}
+
+/// Without scaling nothing is hashed, so the fingerprints of earlier releases stay.
+fn hash_rope_scaling(hasher: &mut blake3::Hasher, scaling: &RopeScaling) {
+    let (kind, numbers, context) = match scaling {
+        RopeScaling::None => return,
+        RopeScaling::Linear { factor } => ("linear", vec![*factor], 0),
+        RopeScaling::Llama3 {
+            factor,
+            low_frequency_factor,
+            high_frequency_factor,
+            original_context_length,
+        } => {
+            let numbers = vec![*factor, *low_frequency_factor, *high_frequency_factor];
+            ("llama3", numbers, *original_context_length)
+        }
+        RopeScaling::Yarn(yarn) => ("yarn", vec![yarn.factor], yarn.original_context),
+        RopeScaling::Divisors { divisors } => ("divisors", divisors.clone(), 0),
+    };
+    hasher.update(kind.as_bytes());
+    hasher.update(&f32_bytes(&numbers));
+    hasher.update(&(context as u64).to_le_bytes());
 }
 
 fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
@@ -129,6 +158,13 @@ fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
     hasher.update(&(matrix.rows as u64).to_le_bytes());
     hasher.update(&(matrix.cols as u64).to_le_bytes());
     hasher.update(parts.as_flattened());
+    if let Some(groups) = &matrix.groups {
+        let scales: Vec<u8> = groups.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        hasher.update(&[2]);
+        hasher.update(&(groups.size as u64).to_le_bytes());
+        hasher.update(&scales);
+        return *hasher.finalize().as_bytes();
+    }
     let (operation, scale) = match matrix.scale {
         Scale::Multiply(scale) => (0, scale),
         Scale::Divide(scale) => (1, scale),
@@ -136,6 +172,16 @@ fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
     hasher.update(&[operation]);
     hasher.update(&scale.to_bits().to_le_bytes());
     *hasher.finalize().as_bytes()
+}
+
+/// Hashes the embedding or the head, by its trits if it is ternary.
+fn table_digests(hasher: &mut blake3::Hasher, ternary: Option<TernaryMatrix>, dense: Dense<'_>) {
+    match ternary {
+        Some(matrix) => {
+            hasher.update(&ternary_digest(&matrix));
+        }
+        None => dense_digests(hasher, dense),
+    }
 }
 
 fn dense_digests(hasher: &mut blake3::Hasher, matrix: Dense<'_>) {

@@ -335,6 +335,8 @@ pub fn type_name(type_id: u32, is_bitnet_cpp: bool) -> &'static str {
         40 => "NVFP4",
         41 => "Q1_0",
         42 => "Q2_0",
+        142 => "PQ2_0",
+        143 => "PTQ1_0",
         _ => "an unknown type",
     }
 }

@@ -5,6 +5,10 @@
 //! | `bitnet-b1.58`, `bitnet-25` | as in Hugging Face | relu² | yes | the embedding |
 //! | `bitnet` | as in Hugging Face | SiLU | yes | the embedding |
 //! | `llama` | permuted for adjacent-pair RoPE | SiLU | no | `output.weight`, or the embedding |
+//! | `qwen3` | as in Hugging Face | SiLU | no | `output.weight`, or the embedding |
+//!
+//! `qwen3` has norms of query and key heads, and every matrix has a scale per group of inputs
+//! ([`super::grouped`]).
 //!
 //! An unknown key under the architecture's prefix may change the computation, so it is an error that
 //! names the key.
@@ -14,7 +18,7 @@ use super::{
     gguf::{Gguf, Value},
     hf_config::{LAYERS_MAX, VOCAB_MAX, WIDTH_MAX},
 };
-use crate::config::{Activation, ModelConfig};
+use crate::config::{Activation, ModelConfig, RopeScaling, Yarn};
 
 /// A family of GGUF models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,16 +29,18 @@ pub(crate) enum Architecture {
     Bitnet,
     /// Llama 3 8B 1.58, Falcon3: `llama`.
     Llama,
+    /// Ternary Bonsai: `qwen3`.
+    Qwen3,
 }
 
 impl Architecture {
     pub fn is_bitnet(self) -> bool {
-        self != Self::Llama
+        matches!(self, Self::BitnetB158 | Self::Bitnet)
     }
 }
 
 /// Supported keys under the architecture's prefix.
-const KNOWN_KEYS: [&str; 14] = [
+const KNOWN_KEYS: [&str; 18] = [
     "vocab_size",
     "context_length",
     "embedding_length",
@@ -44,6 +50,10 @@ const KNOWN_KEYS: [&str; 14] = [
     "rope.freq_base",
     "rope.scaling.type",
     "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_log_multiplier",
     "attention.head_count",
     "attention.head_count_kv",
     "attention.layer_norm_rms_epsilon",
@@ -64,6 +74,7 @@ pub(crate) fn parse(
         "bitnet-b1.58" | "bitnet-25" => Architecture::BitnetB158,
         "bitnet" => Architecture::Bitnet,
         "llama" => Architecture::Llama,
+        "qwen3" => Architecture::Qwen3,
         _ => return Err(global.unsupported("general.architecture", "unknown model family")),
     };
     let prefix = format!("{name}.");
@@ -108,12 +119,15 @@ pub(crate) fn parse(
             ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
         })?,
         rope_theta: keys.positive("rope.freq_base", f32::MAX)?.unwrap_or(10_000.0),
+        rope_scaling: rope_scaling(&keys, architecture)?,
         activation: match architecture {
             Architecture::BitnetB158 => Activation::SquaredRelu,
-            Architecture::Bitnet | Architecture::Llama => Activation::Silu,
+            Architecture::Bitnet | Architecture::Llama | Architecture::Qwen3 => Activation::Silu,
         },
         sub_norms: architecture.is_bitnet(),
         linear_norm_eps: None,
+        qk_norm: architecture == Architecture::Qwen3,
+        group_scales: architecture == Architecture::Qwen3,
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
         eos_tokens: Vec::new(),
@@ -129,16 +143,6 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
             return Err(keys.unsupported(key, "unknown key"));
         }
     }
-    // Converters of `bitnet` models write a linear scaling by 1, which changes nothing.
-    let factor = keys.positive("rope.scaling.factor", f32::MAX)?;
-    match keys.text("rope.scaling.type")? {
-        None | Some("none") => {}
-        Some("linear") if factor.is_none_or(|factor| factor == 1.0) => {}
-        Some(_) => return Err(keys.unsupported("rope.scaling.type", "RoPE scaling")),
-    }
-    if factor.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("rope.scaling.factor", "RoPE scaling"));
-    }
     if global.text("general.type")?.is_some_and(|kind| kind != "model") {
         return Err(global.unsupported("general.type", "the file does not hold a model"));
     }
@@ -146,6 +150,40 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
         return Err(global.unsupported("split.count", "split files; merge them first"));
     }
     Ok(())
+}
+
+/// Reads the scaling of the RoPE frequencies; that of a tensor is read with the tensors. As in llama.cpp, a
+/// factor without a kind is linear. Converters of `bitnet` models write a linear scaling by 1, which is none.
+fn rope_scaling(keys: &Keys<'_>, architecture: Architecture) -> Result<RopeScaling, ModelError> {
+    for (key, harmless) in
+        [("rope.scaling.attn_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.1)]
+    {
+        if keys.number(key)?.is_some_and(|value| value as f32 != harmless) {
+            return Err(keys.unsupported(key, "a different scale of attention"));
+        }
+    }
+    let factor = keys.positive("rope.scaling.factor", f32::MAX)?;
+    let original = keys.size("rope.scaling.original_context_length", u64::from(u32::MAX))?;
+    let kind = keys.text("rope.scaling.type")?;
+    if kind == Some("yarn") && architecture == Architecture::Qwen3 {
+        let missing = |key: &str| ModelError::MissingKey { key: keys.name(key) };
+        let factor = factor.ok_or_else(|| missing("rope.scaling.factor"))?;
+        let original_context =
+            original.ok_or_else(|| missing("rope.scaling.original_context_length"))?;
+        if !(1.0..=Yarn::FACTOR_MAX).contains(&factor) {
+            return Err(keys.bad("rope.scaling.factor", "a factor from 1 to 65536"));
+        }
+        return Ok(RopeScaling::Yarn(Yarn { factor, original_context }));
+    }
+    if original.is_some() && architecture != Architecture::Qwen3 {
+        return Err(keys.unsupported("rope.scaling.original_context_length", "RoPE scaling"));
+    }
+    match (kind, factor.filter(|&factor| factor != 1.0)) {
+        (None | Some("none" | "linear"), None) => Ok(RopeScaling::None),
+        (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+        (Some("none"), Some(_)) => Err(keys.unsupported("rope.scaling.factor", "RoPE scaling")),
+        (Some(_), _) => Err(keys.unsupported("rope.scaling.type", "this kind of RoPE scaling")),
+    }
 }
 
 /// Typed access to the metadata; errors name the whole key.
@@ -223,6 +261,14 @@ impl<'a> Keys<'a> {
 
     fn required_size(&self, key: &str, limit: u64) -> Result<usize, ModelError> {
         self.size(key, limit)?.ok_or_else(|| ModelError::MissingKey { key: self.name(key) })
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Float(number)) => Ok(Some(number)),
+            Some(_) => Err(self.bad(key, "a number")),
+        }
     }
 
     fn positive(&self, key: &str, limit: f32) -> Result<Option<f32>, ModelError> {

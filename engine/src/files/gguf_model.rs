@@ -4,22 +4,31 @@
 //! Sizes follow from type and shape, never from the start of the next tensor. `I2_S` is the exception
 //! to ggml's block rule: `K·M/4` bytes of codes, then 32 bytes. The encoder only writes the first four
 //! of these (the f32 scale), so the others are not read. Ids above 35 mean different types in
-//! bitnet.cpp and llama.cpp; `I2_S` is the only supported one.
+//! bitnet.cpp and llama.cpp; of those, `I2_S` and the types of [`super::grouped`] are supported. Type 42 stands for
+//! two layouts, which only the distance to the next tensor tells apart.
 
-use std::{collections::HashMap, ops::Range, path::Path};
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::Range,
+    path::Path,
+};
 
 use super::{
-    dense::DenseType,
+    dense::{DenseType, widen},
     error::{ModelError, Problem, check_overlaps},
     gguf::{self, Gguf, TensorEntry},
     gguf_config::{self, Architecture},
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
     gguf_tokenizer,
+    grouped::GROUP_MIN,
     mmap::Bytes,
     model::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor, norm_len, norms},
     ternary::Packing,
 };
-use crate::config::{Linear, ModelConfig, Norm};
+use crate::config::{Linear, ModelConfig, Norm, RopeScaling};
+
+/// Accepted types of matrices with scales of groups.
+const GROUPED_TYPES: &str = "Q2_0, PQ2_0 or PTQ1_0, or ternary weights as F32, F16 or BF16";
 
 /// Opens a file on disk.
 pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
@@ -47,10 +56,13 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         entries: gguf.tensors.iter().map(|entry| (entry.name, entry)).collect(),
         bytes: &bytes,
         data_start: gguf.data_start,
+        alignment: gguf.alignment,
+        starts: gguf.tensors.iter().map(|entry| entry.offset).collect(),
         is_bitnet_cpp: architecture.is_bitnet(),
         listing: Vec::new(),
         ranges: Vec::new(),
     };
+    finder.rope_divisors(&mut config)?;
     let tensors = finder.tensors(&config, architecture)?;
     let listing = finder.finish(&gguf, &config)?;
     Ok(Parts {
@@ -67,6 +79,8 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
 
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
 pub(crate) const HEAD: &str = "output.weight";
+/// Divisors of the RoPE frequencies, by which converters write the scaling of Llama 3.1.
+pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 /// Key of the list of all end tokens, in files from [`super::convert`].
 pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
 
@@ -89,6 +103,8 @@ pub(crate) fn norm_name(norm: Norm) -> Option<String> {
     Some(match norm {
         Norm::Attention(layer) => format!("blk.{layer}.attn_norm.weight"),
         Norm::AttentionSub(layer) => format!("blk.{layer}.attn_sub_norm.weight"),
+        Norm::Query(layer) => format!("blk.{layer}.attn_q_norm.weight"),
+        Norm::Key(layer) => format!("blk.{layer}.attn_k_norm.weight"),
         Norm::FeedForward(layer) => format!("blk.{layer}.ffn_norm.weight"),
         Norm::FeedForwardSub(layer) => format!("blk.{layer}.ffn_sub_norm.weight"),
         Norm::Final => "output_norm.weight".to_owned(),
@@ -101,6 +117,9 @@ struct Finder<'a> {
     entries: HashMap<&'a str, &'a TensorEntry<'a>>,
     bytes: &'a [u8],
     data_start: u64,
+    alignment: u64,
+    /// Offsets of all tensors in the data section.
+    starts: BTreeSet<u64>,
     is_bitnet_cpp: bool,
     listing: Vec<TensorInfo>,
     ranges: Vec<(Range<usize>, &'a str)>,
@@ -113,8 +132,12 @@ impl<'a> Finder<'a> {
         architecture: Architecture,
     ) -> Result<Tensors, ModelError> {
         let shape = [config.hidden_size, config.vocab_size];
-        let embedding = self.dense(EMBEDDING, &shape)?;
-        let head = if config.tied_head { None } else { Some(self.dense(HEAD, &shape)?) };
+        let mut table = |name: &str| match config.group_scales {
+            true => self.grouped(name, config.vocab_size, config.hidden_size),
+            false => self.dense(name, &shape),
+        };
+        let embedding = table(EMBEDDING)?;
+        let head = if config.tied_head { None } else { Some(table(HEAD)?) };
         // Not reserved ahead: a false layer count must fail at the first missing tensor.
         let mut linears = Vec::new();
         for layer in 0..config.layer_count {
@@ -137,6 +160,32 @@ impl<'a> Finder<'a> {
             }
         }
         Ok(Tensors { linears, norms: by_role, embedding, head })
+    }
+
+    /// Reads the divisors of the RoPE frequencies, if the file has them. They are refused with another scaling,
+    /// because llama.cpp would apply both.
+    fn rope_divisors(&mut self, config: &mut ModelConfig) -> Result<(), ModelError> {
+        if !self.entries.contains_key(ROPE_DIVISORS) {
+            return Ok(());
+        }
+        if !config.rope_scaling.is_none() {
+            return Err(ModelError::UnexpectedTensor { tensor: ROPE_DIVISORS.to_owned() });
+        }
+        let tensor = self.dense(ROPE_DIVISORS, &[config.head_dim / 2])?;
+        let mut divisors = vec![0f32; tensor.cols];
+        widen(tensor.dtype, &self.bytes[tensor.span.range.clone()], &mut divisors);
+        if let Some(wrong) = divisors.iter().find(|d| !(d.is_finite() && **d > 0.0)) {
+            let problem = Problem::BadScale(*wrong);
+            return Err(ModelError::bad_tensor(
+                ROPE_DIVISORS,
+                tensor.span.range.start as u64,
+                problem,
+            ));
+        }
+        if divisors.iter().any(|&divisor| divisor != 1.0) {
+            config.rope_scaling = RopeScaling::Divisors { divisors };
+        }
+        Ok(())
     }
 
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorEntry<'a>, ModelError> {
@@ -221,6 +270,9 @@ impl<'a> Finder<'a> {
         linear: Linear,
     ) -> Result<TernaryTensor, ModelError> {
         let (rows, cols) = config.linear_shape(linear);
+        if config.group_scales {
+            return Ok(self.grouped(name, rows, cols)?.into());
+        }
         let entry = self.take(name, &[cols, rows])?;
         let blocks =
             |block: usize, bytes: usize| cols.is_multiple_of(block).then_some(cols / block * bytes);
@@ -248,6 +300,59 @@ impl<'a> Finder<'a> {
             }
         };
         Ok(TernaryTensor { name: name.to_owned(), span, rows, cols, packing, permuted_heads: None })
+    }
+
+    /// Finds a matrix with scales of groups.
+    fn grouped(&mut self, name: &str, rows: usize, cols: usize) -> Result<DenseTensor, ModelError> {
+        let entry = self.take(name, &[cols, rows])?;
+        let dtype = match entry.type_id {
+            0 => DenseType::F32,
+            1 => DenseType::F16,
+            30 => DenseType::Bf16,
+            42 => self.layout_of_42(entry, rows, cols)?,
+            142 => DenseType::Pq2_0,
+            143 => DenseType::Ptq1_0,
+            _ => return Err(self.wrong_type(entry, GROUPED_TYPES)),
+        };
+        let block = dtype.block().0.max(GROUP_MIN);
+        let row_bytes = dtype.row_bytes(cols).filter(|_| cols.is_multiple_of(block));
+        let size = self.row_size(entry, row_bytes, cols, block)?;
+        let span = self.span(entry, size * rows)?;
+        Ok(DenseTensor { name: name.to_owned(), span, rows, cols, dtype })
+    }
+
+    /// Returns the layout of a tensor of type 42: blocks of 64, or of 128 in older files of Bonsai models. The bytes
+    /// up to the next tensor, or the end of the file, must be those of exactly one of the two, with its padding.
+    fn layout_of_42(
+        &self,
+        entry: &TensorEntry<'_>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<DenseType, ModelError> {
+        let start = self.data_start.saturating_add(entry.offset);
+        let next = self.starts.range(entry.offset + 1..).next();
+        let end =
+            next.map_or(self.bytes.len() as u64, |next| self.data_start.saturating_add(*next));
+        let available = end.saturating_sub(start);
+        let size = |dtype: DenseType| Some(dtype.row_bytes(cols)?.checked_mul(rows)? as u64);
+        let fits = |dtype: DenseType| {
+            size(dtype).is_some_and(|size| {
+                let padded = size.checked_next_multiple_of(self.alignment);
+                padded == Some(available) || (next.is_none() && size == available)
+            })
+        };
+        let bad = |problem| Err(ModelError::bad_tensor(entry.name, start, problem));
+        match (fits(DenseType::Q2_0), fits(DenseType::Pq2_0)) {
+            (true, false) => Ok(DenseType::Q2_0),
+            (false, true) => Ok(DenseType::Pq2_0),
+            (true, true) => bad(Problem::AmbiguousLayout { available }),
+            (false, false) => match size(DenseType::Q2_0) {
+                // Not a whole number of blocks, which the caller reports.
+                None => Ok(DenseType::Q2_0),
+                Some(needed) if needed > available => bad(Problem::Truncated { needed, available }),
+                Some(expected) => bad(Problem::SizeMismatch { found: available, expected }),
+            },
+        }
     }
 
     /// Returns the listing in the order of the file.

@@ -1,4 +1,4 @@
-//! Rebuilds a `tokenizer.json` from the vocabulary of a GGUF file.
+//! Rebuilds a `tokenizer.json` from the vocabulary of a GGUF file; [`gguf_pieces`] has SentencePiece vocabularies.
 //!
 //! The metadata hold tokens, their types and merges, but only the name of the pre-tokenizer
 //! (`tokenizer.ggml.pre`). Files without that key, such as the published BitNet b1.58 2B4T, get the
@@ -12,6 +12,7 @@ use super::{
     gguf::{Array, Gguf, Value},
     gguf_config::Keys,
     gguf_model::EOS_TOKENS_KEY,
+    gguf_pieces,
     tokenizer_json::{self, TokenizerJson, byte_level},
 };
 use crate::{
@@ -28,7 +29,7 @@ pub(crate) const TYPE_UNUSED: i64 = 5;
 
 /// Control tokens that end a turn besides `eos_token_id`: the format has one key, but models have
 /// several such tokens (llama.cpp recognizes the same names).
-const END_TOKENS: [&str; 7] = [
+pub(crate) const END_TOKENS: [&str; 7] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end_of_text|>",
@@ -46,20 +47,31 @@ pub(crate) struct Text {
 }
 
 /// One entry of the vocabulary.
-struct Token<'a> {
-    text: &'a str,
-    kind: i64,
+pub(super) struct Token<'a> {
+    pub text: &'a str,
+    pub kind: i64,
+}
+
+/// Whether a prompt gets BOS before and EOS after it.
+pub(super) struct Surround {
+    pub bos: bool,
+    pub eos: bool,
 }
 
 /// Reads vocabulary and chat template.
 pub(crate) fn read(file: &str, gguf: &Gguf<'_>, config: &ModelConfig) -> Result<Text, ModelError> {
     let keys = Keys { gguf, prefix: "" };
-    if keys.required_text("tokenizer.ggml.model")? != "gpt2" {
-        let why = "only byte-level BPE (gpt2) is supported";
+    let model = keys.required_text("tokenizer.ggml.model")?;
+    let pieces = gguf_pieces::algorithm(model);
+    if pieces.is_none() && model != "gpt2" {
+        let why = "only byte-level BPE (gpt2) and SentencePiece (llama, t5) are supported";
         return Err(keys.unsupported("tokenizer.ggml.model", why));
     }
     let tokens = tokens(file, &keys, config.vocab_size)?;
-    let json = to_json(file, &keys, &tokens, config)?;
+    let json = match pieces {
+        Some(algorithm) => gguf_pieces::to_json(file, &keys, &tokens, config, algorithm)?,
+        None => to_json(file, &keys, &tokens, config)?,
+    };
     let bytes = serde_json::to_vec(&json)
         .map_err(|source| TokenizerError::Json { file: "tokenizer metadata", source })?;
     let tokenizer = Tokenizer::from_json(&bytes)?;
@@ -105,7 +117,7 @@ fn listed_tokens(
         .collect()
 }
 
-fn array<'a>(keys: &Keys<'a>, key: &str) -> Result<Option<Array<'a>>, ModelError> {
+pub(super) fn array<'a>(keys: &Keys<'a>, key: &str) -> Result<Option<Array<'a>>, ModelError> {
     match keys.get(key) {
         None => Ok(None),
         Some(Value::Array(array)) => Ok(Some(array)),
@@ -172,12 +184,14 @@ fn to_json(
             added.push(tokenizer_json::added_token(id as u32, token.text, is_special));
         }
     }
-    let (pre_tokenizer, ignore_merges) = pre_tokenizer(keys)?;
+    let Splitting { normalizer, pre_tokenizer, ignore_merges } = splitting(keys)?;
     let merges = merges(file, keys, &vocab)?;
-    let post_processor = post_processor(keys, tokens, config)?;
+    let surround = Surround { bos: true, eos: false };
+    let post_processor = post_processor(keys, tokens, config, surround)?;
     let decoder = byte_level(true);
     let json = TokenizerJson {
         added,
+        normalizer,
         pre_tokenizer,
         post_processor,
         decoder,
@@ -188,14 +202,31 @@ fn to_json(
     Ok(json.into_json())
 }
 
-/// Returns the pre-tokenizer, and whether a piece that is a token skips the merges.
-fn pre_tokenizer(keys: &Keys<'_>) -> Result<(Json, bool), ModelError> {
+/// What happens to a text before BPE.
+struct Splitting {
+    normalizer: Json,
+    pre_tokenizer: Json,
+    /// Whether a piece that is a token skips the merges.
+    ignore_merges: bool,
+}
+
+/// Returns what the name of the pre-tokenizer stands for.
+fn splitting(keys: &Keys<'_>) -> Result<Splitting, ModelError> {
+    let plain = |pre_tokenizer, ignore_merges| {
+        Ok(Splitting { normalizer: Json::Null, pre_tokenizer, ignore_merges })
+    };
     match keys.text("tokenizer.ggml.pre")?.unwrap_or("llama-bpe") {
-        // llama.cpp gives all of these one regular expression.
-        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => {
-            Ok((tokenizer_json::llama3_pre_tokenizer(), true))
+        // llama.cpp gives all of these one regular expression; `falcon_e` is in bitnet.cpp's fork of
+        // it (microsoft/BitNet #268) and in ik_llama.cpp (#551).
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "falcon_e" | "falcon-e" => {
+            plain(tokenizer_json::llama3_pre_tokenizer(), true)
         }
-        "gpt-2" => Ok((byte_level(true), false)),
+        "gpt-2" => plain(byte_level(true), false),
+        "qwen2" => Ok(Splitting {
+            normalizer: json!({ "type": "NFC" }),
+            pre_tokenizer: tokenizer_json::qwen2_pre_tokenizer(),
+            ignore_merges: false,
+        }),
         _ => Err(keys.unsupported("tokenizer.ggml.pre", "unknown pre-tokenizer")),
     }
 }
@@ -223,16 +254,17 @@ fn merges(file: &str, keys: &Keys<'_>, vocab: &Map<String, Json>) -> Result<Vec<
     Ok(merges)
 }
 
-/// Tokens put around a prompt: BOS by default, EOS if the file specifies it.
-fn post_processor(
+/// Tokens put around a prompt, by default those of `surround`.
+pub(super) fn post_processor(
     keys: &Keys<'_>,
     tokens: &[Token<'_>],
     config: &ModelConfig,
+    surround: Surround,
 ) -> Result<Json, ModelError> {
     let vocab_size = config.vocab_size as u64;
     let eos = keys.token("tokenizer.ggml.eos_token_id", vocab_size)?;
-    let add_bos = keys.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
-    let add_eos = keys.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let add_bos = keys.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(surround.bos);
+    let add_eos = keys.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(surround.eos);
     let text_of = |id: u32| tokens.get(id as usize).map(|token| (id, token.text));
     let bos = config.bos_token.filter(|_| add_bos).and_then(text_of);
     let eos = eos.filter(|_| add_eos).and_then(text_of);

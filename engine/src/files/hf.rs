@@ -1,4 +1,4 @@
-//! Hugging Face folders: `config.json`, `tokenizer.json` and safetensors, sharded or not.
+//! Hugging Face folders: `config.json`, `tokenizer.json` or `tokenizer.model`, and safetensors, sharded or not.
 //!
 //! Every tensor must have a role in the forward pass, and every role a tensor of the shape that follows
 //! from the configuration. Anything else is an error that names the tensor.
@@ -15,11 +15,13 @@ use serde::Deserialize;
 
 use super::{
     error::{ModelError, Problem},
+    gguf_tokenizer,
     hf_config::{self, HfConfig},
     hf_tensors,
     mmap::Bytes,
     model::{EmbeddedFolder, Parts, TensorInfo},
-    safetensors,
+    safetensors, sentencepiece,
+    sentencepiece_folder::{self, Beside},
 };
 use crate::{
     chat::ChatTemplate,
@@ -49,13 +51,10 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
     let Some(config) = small("config.json")? else {
         return Err(missing("config.json", "the shape of the model"));
     };
-    let Some(tokenizer) = read_optional(path, "tokenizer.json", TOKENIZER_BYTES_MAX)? else {
-        let why = if path.join("tokenizer.model").exists() {
-            "SentencePiece vocabularies (tokenizer.model) are not supported"
-        } else {
-            "it defines the vocabulary"
-        };
-        return Err(missing("tokenizer.json", why));
+    let tokenizer_config = small("tokenizer_config.json")?;
+    let tokenizer = match read_optional(path, "tokenizer.json", TOKENIZER_BYTES_MAX)? {
+        Some(json) => json,
+        None => tokenizer_model(path, tokenizer_config.as_deref())?,
     };
     let chat_template = small("chat_template.jinja")?.map(String::from_utf8).transpose();
     let chat_template = chat_template.map_err(|error| {
@@ -65,7 +64,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
     let folder = Folder {
         config: config.into(),
         tokenizer: tokenizer.into(),
-        tokenizer_config: small("tokenizer_config.json")?.map(Cow::from),
+        tokenizer_config: tokenizer_config.map(Cow::from),
         generation_config: small("generation_config.json")?.map(Cow::from),
         chat_template,
         shards: open_shards(path)?,
@@ -84,6 +83,17 @@ pub(crate) fn open_embedded(name: &str, files: EmbeddedFolder) -> Result<Parts, 
         shards: vec![("model.safetensors".to_owned(), Bytes::Static(files.weights))],
     };
     assemble(name, folder)
+}
+
+/// Makes the `tokenizer.json` of a folder that only has SentencePiece's file.
+fn tokenizer_model(path: &Path, config: Option<&[u8]>) -> Result<Vec<u8>, ModelError> {
+    let Some(model) = read_optional(path, sentencepiece::FILE, TOKENIZER_BYTES_MAX)? else {
+        let why = "it or tokenizer.model defines the vocabulary";
+        return Err(missing("tokenizer.json", why));
+    };
+    let added_tokens = read_optional(path, "added_tokens.json", CONFIG_BYTES_MAX)?;
+    let beside = Beside { config, added_tokens: added_tokens.as_deref() };
+    sentencepiece_folder::to_json(&model, beside)
 }
 
 fn missing(file: &str, why: &'static str) -> ModelError {
@@ -162,16 +172,21 @@ pub fn shard_names(file: &str, bytes: &[u8]) -> Result<Vec<String>, ModelError> 
 
 fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     let HfConfig { mut model, storage } = hf_config::parse(&folder.config)?;
+    let has_end_tokens = folder.generation_config.is_some();
     if let Some(bytes) = &folder.generation_config {
         model.eos_tokens.extend(hf_config::parse_generation_eos(bytes, model.vocab_size)?);
     }
-    model.eos_tokens.sort_unstable();
-    model.eos_tokens.dedup();
-
     let special = folder.tokenizer_config.as_deref().map(TokenizerConfig::parse);
     let special = special.transpose()?.unwrap_or_default();
     let tokenizer = Tokenizer::from_json(&folder.tokenizer)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
+    if model.architecture == "qwen3" && !has_end_tokens {
+        // As GGUF files of the same model, whose format has one key for these tokens.
+        let named = gguf_tokenizer::END_TOKENS.iter().filter_map(|name| tokenizer.token_id(name));
+        model.eos_tokens.extend(named.filter(|&id| tokenizer.is_special(id)));
+    }
+    model.eos_tokens.sort_unstable();
+    model.eos_tokens.dedup();
     let chat_template = folder
         .chat_template
         .or(special.chat_template)

@@ -2,11 +2,14 @@
 //!
 //! Unknown keys are ignored, except in the RoPE and quantization blocks, where they are errors.
 //! [`UNSUPPORTED_KEYS`] may only have the value that changes nothing. Defaults are those of
-//! transformers' `BitNetConfig` and `LlamaConfig`.
+//! transformers' `BitNetConfig`, `LlamaConfig` and `Qwen3Config`.
 
 use serde_json::{Map, Value};
 
-use super::error::{ModelError, shorten};
+use super::{
+    error::{ModelError, shorten},
+    hf_rope,
+};
 use crate::config::{Activation, ModelConfig};
 
 /// Largest width of a matrix. An int8 activation row of this width cannot overflow an i32 sum.
@@ -26,6 +29,18 @@ pub enum WeightStorage {
     PackedDivide,
     /// Dense master weights, quantized at load.
     Online,
+    /// The same, with the names that 1bitLLM has for the norms inside the blocks.
+    OneBitLlm,
+    /// Dense weights that are exactly ternary, with a scale per group of inputs.
+    Grouped,
+}
+
+/// A family of models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Bitnet,
+    Llama,
+    Qwen3,
 }
 
 /// The contents of `config.json`.
@@ -86,8 +101,6 @@ const UNSUPPORTED_KEYS: &[(&str, Harmless, &str)] = &[
     ("is_encoder_decoder", Harmless::False, "an encoder"),
     ("add_cross_attention", Harmless::False, "cross attention"),
     ("mamba_d_state", Harmless::Nothing, "state-space layers"),
-    ("weight_bits", Harmless::Nothing, "another quantization scheme"),
-    ("input_bits", Harmless::Nothing, "another quantization scheme"),
 ];
 
 /// Parses `config.json`.
@@ -98,20 +111,27 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let root: Map<String, Value> = serde_json::from_slice(bytes)
         .map_err(|source| ModelError::Json { file: "config.json".to_owned(), source })?;
     let keys = Keys { map: &root, prefix: "" };
-    let is_bitnet = match keys.required_text("model_type")? {
-        "bitnet" => true,
-        "llama" => false,
-        _ => return Err(keys.unsupported("model_type", "only bitnet and llama are known")),
+    let family = match keys.required_text("model_type")? {
+        "bitnet" => Family::Bitnet,
+        "llama" => Family::Llama,
+        "qwen3" => Family::Qwen3,
+        _ => return Err(keys.unsupported("model_type", "only bitnet, llama and qwen3 are known")),
     };
+    let (is_bitnet, is_qwen3) = (family == Family::Bitnet, family == Family::Qwen3);
     refuse_unsupported_keys(&keys)?;
-    let (storage, linear_norm_eps) = quantization(&keys)?;
+    let (storage, linear_norm_eps) = match one_bit_llm(&keys, is_bitnet)? {
+        true => (WeightStorage::OneBitLlm, None),
+        false if is_qwen3 => refuse_quantization(&keys)?,
+        false => quantization(&keys)?,
+    };
+    let sub_norms = is_bitnet || storage == WeightStorage::OneBitLlm;
 
     let hidden_size = keys.required_size("hidden_size", WIDTH_MAX)?;
     let head_count = keys.required_size("num_attention_heads", WIDTH_MAX)?;
     let kv_head_count = match keys.size("num_key_value_heads", WIDTH_MAX)? {
         Some(count) => count,
-        // The default of `BitNetConfig` is 5, which fits no model without the key.
-        None if is_bitnet && !root.contains_key("num_key_value_heads") => {
+        // The defaults of `BitNetConfig` (5) and `Qwen3Config` (32) fit no model without the key.
+        None if family != Family::Llama && !root.contains_key("num_key_value_heads") => {
             return Err(ModelError::MissingKey { key: "num_key_value_heads".to_owned() });
         }
         None => head_count,
@@ -121,6 +141,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     }
     let head_dim = match keys.size("head_dim", WIDTH_MAX)? {
         Some(head_dim) => head_dim,
+        None if is_qwen3 && !root.contains_key("head_dim") => 128,
         None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
         None => return Err(keys.bad("num_attention_heads", "a divisor of hidden_size")),
     };
@@ -132,8 +153,15 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     }
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
+    let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
+    let rope = hf_rope::parse(&keys, context_length, is_qwen3)?;
     let model = ModelConfig {
-        architecture: if is_bitnet { "bitnet" } else { "llama" }.to_owned(),
+        architecture: match family {
+            Family::Bitnet => "bitnet",
+            Family::Llama => "llama",
+            Family::Qwen3 => "qwen3",
+        }
+        .to_owned(),
         hidden_size,
         layer_count: keys.required_size("num_hidden_layers", LAYERS_MAX)?,
         head_count,
@@ -141,12 +169,15 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         head_dim,
         intermediate_size: keys.required_size("intermediate_size", WIDTH_MAX)?,
         vocab_size,
-        context_length: keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048),
+        context_length,
         rms_norm_eps: keys.epsilon("rms_norm_eps")?.unwrap_or(default_eps),
-        rope_theta: rope_theta(&keys)?.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        rope_theta: rope.theta.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        rope_scaling: rope.scaling,
         activation: activation(&keys, is_bitnet)?,
-        sub_norms: is_bitnet,
+        sub_norms,
         linear_norm_eps,
+        qk_norm: is_qwen3,
+        group_scales: is_qwen3,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(false),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
         eos_tokens: keys.token_ids("eos_token_id", vocab_size)?,
@@ -200,27 +231,35 @@ fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError
     }
 }
 
-/// Reads theta, which is a top-level key or in `rope_parameters`, and rejects RoPE scaling.
-fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
-    let mut theta = keys.positive("rope_theta")?;
-    for block in ["rope_scaling", "rope_parameters"] {
-        let Some(value) = keys.get(block) else { continue };
-        let Some(map) = value.as_object() else {
-            return Err(keys.bad(block, "an object"));
-        };
-        let prefix = format!("{block}.");
-        let inner = Keys { map, prefix: &prefix };
-        for key in map.keys() {
-            match key.as_str() {
-                "rope_theta" => theta = inner.positive(key)?.or(theta),
-                "rope_type" | "type" if inner.get(key).is_none_or(|kind| kind == "default") => {}
-                "partial_rotary_factor"
-                    if inner.get(key).is_none_or(|factor| factor.as_f64() == Some(1.0)) => {}
-                _ => return Err(inner.unsupported(key, "RoPE scaling")),
-            }
+/// Refuses other storages than dense weights, which may be ternary.
+fn refuse_quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), ModelError> {
+    for key in ["quantization_config", "quantization"] {
+        if keys.get(key).is_some() {
+            let why = "only dense weights that are ternary in groups are known";
+            return Err(keys.unsupported(key, why));
         }
     }
-    Ok(theta)
+    Ok((WeightStorage::Grouped, None))
+}
+
+/// Returns whether the model is one of 1bitLLM: a Llama with sub-norms, whose keys `weight_bits` and `input_bits` stand
+/// for ternary weights by their mean magnitude and int8 activations by their largest (its `utils_quant.py`).
+fn one_bit_llm(keys: &Keys<'_>, is_bitnet: bool) -> Result<bool, ModelError> {
+    for (key, supported) in [("weight_bits", 1), ("input_bits", 8)] {
+        if keys.get(key).is_some_and(|bits| is_bitnet || bits.as_u64() != Some(supported)) {
+            return Err(keys.unsupported(key, "another quantization scheme"));
+        }
+    }
+    let both = keys.get("weight_bits").is_some() && keys.get("input_bits").is_some();
+    if both && keys.get("quantization_config").is_some() {
+        return Err(keys.unsupported("weight_bits", "two quantization schemes"));
+    }
+    if !both
+        && let Some(key) = ["weight_bits", "input_bits"].into_iter().find(|k| keys.get(k).is_some())
+    {
+        return Err(keys.unsupported(key, "weight_bits without input_bits, or the reverse"));
+    }
+    Ok(both)
 }
 
 /// Reads `quantization_config`: storage, and the epsilon of per-linear norms.
@@ -291,14 +330,14 @@ fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
 }
 
 /// Typed access to a JSON object; errors name the dotted key.
-struct Keys<'a> {
-    map: &'a Map<String, Value>,
-    prefix: &'a str,
+pub(super) struct Keys<'a> {
+    pub map: &'a Map<String, Value>,
+    pub prefix: &'a str,
 }
 
 impl<'a> Keys<'a> {
     /// Returns the value of a key; null counts as absent.
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
@@ -310,19 +349,19 @@ impl<'a> Keys<'a> {
         self.map.get(key).map_or_else(|| "absent".to_owned(), shorten)
     }
 
-    fn bad(&self, key: &str, expected: &'static str) -> ModelError {
+    pub fn bad(&self, key: &str, expected: &'static str) -> ModelError {
         ModelError::BadKey { key: self.name(key), value: self.shown(key), expected }
     }
 
-    fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
+    pub fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
         ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
     }
 
-    fn missing(&self, key: &str) -> ModelError {
+    pub fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey { key: self.name(key) }
     }
 
-    fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         self.get(key)
             .map(|value| value.as_str().ok_or_else(|| self.bad(key, "a string")))
             .transpose()
@@ -338,7 +377,7 @@ impl<'a> Keys<'a> {
             .transpose()
     }
 
-    fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
+    pub fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
             // `limit` is at most u32::MAX.
@@ -351,7 +390,7 @@ impl<'a> Keys<'a> {
         self.size(key, limit)?.ok_or_else(|| self.missing(key))
     }
 
-    fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    pub fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().map(|number| number as f32) {
             Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use super::{
     dense::DenseType,
     error::{ModelError, Problem},
+    grouped::GROUP_MIN,
     hf_config::WeightStorage,
     mmap::Bytes,
     model::{DenseTensor, Span, Tensors, TernaryTensor, norm_len, norms},
@@ -45,6 +46,9 @@ impl Finder<'_> {
         config: &ModelConfig,
         storage: WeightStorage,
     ) -> Result<Tensors, ModelError> {
+        if config.group_scales {
+            self.check_groups(config)?;
+        }
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = self.dense("model.embed_tokens.weight".to_owned(), &[vocab, hidden])?;
         let head = (!config.tied_head)
@@ -62,9 +66,33 @@ impl Finder<'_> {
         }
         let mut by_role = HashMap::new();
         for norm in norms(config) {
-            by_role.insert(norm, self.dense(norm_name(norm), &[norm_len(config, norm)])?);
+            let name = match norm {
+                Norm::AttentionSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.self_attn.inner_attn_ln.weight")
+                }
+                Norm::FeedForwardSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.mlp.ffn_layernorm.weight")
+                }
+                _ => norm_name(norm),
+            };
+            by_role.insert(norm, self.dense(name, &[norm_len(config, norm)])?);
         }
         Ok(Tensors { linears, norms: by_role, embedding, head })
+    }
+
+    /// Checks that every row is a whole number of groups.
+    fn check_groups(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        for linear in Linear::ALL {
+            let (_, cols) = config.linear_shape(linear);
+            if !cols.is_multiple_of(GROUP_MIN) {
+                let name = linear_name(0, linear);
+                let offset = self.entries.get(&name).map_or(0, |(_, entry)| entry.range.start);
+                let (value, of) = (cols as u64, GROUP_MIN as u64);
+                let problem = Problem::NotAMultiple { what: "row length", value, of };
+                return Err(ModelError::bad_tensor(&name, offset as u64, problem));
+            }
+        }
+        Ok(())
     }
 
     fn take(&mut self, name: &str) -> Result<(usize, TensorEntry), ModelError> {
@@ -93,9 +121,14 @@ impl Finder<'_> {
         storage: WeightStorage,
     ) -> Result<TernaryTensor, ModelError> {
         let (file, entry) = self.take(&name)?;
-        let packing = if storage == WeightStorage::Online {
+        use WeightStorage::{Grouped, OneBitLlm, Online};
+        let packing = if matches!(storage, Online | OneBitLlm | Grouped) {
             check_shape(&entry, &[rows, cols])?;
-            Packing::Online(dense_type(&entry, "F32, F16 or BF16")?)
+            let dtype = dense_type(&entry, "F32, F16 or BF16")?;
+            match storage {
+                WeightStorage::Grouped => Packing::Grouped(dtype),
+                _ => Packing::Online(dtype),
+            }
         } else {
             if entry.dtype != Dtype::U8 {
                 return Err(wrong_type(&entry, "U8 (packed ternary)"));
@@ -194,6 +227,8 @@ pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
 pub(crate) fn norm_name(norm: Norm) -> String {
     match norm {
         Norm::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
+        Norm::Query(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
+        Norm::Key(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
         Norm::AttentionSub(layer) => format!("model.layers.{layer}.self_attn.attn_sub_norm.weight"),
         Norm::FeedForward(layer) => {
             format!("model.layers.{layer}.post_attention_layernorm.weight")

@@ -8,7 +8,9 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{error::ModelError, hf_config::WeightStorage, partial::Partial, safetensors::Dtype};
+use super::{
+    error::ModelError, hf_config::WeightStorage, hf_rope, partial::Partial, safetensors::Dtype,
+};
 use crate::config::ModelConfig;
 
 /// A tensor to write.
@@ -106,7 +108,9 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     let (linear_class, mode) = match storage {
         WeightStorage::PackedMultiply => ("autobitlinear", "offline"),
         WeightStorage::PackedDivide => ("bitlinear", "offline"),
-        WeightStorage::Online => ("autobitlinear", "online"),
+        WeightStorage::Online | WeightStorage::OneBitLlm | WeightStorage::Grouped => {
+            ("autobitlinear", "online")
+        }
     };
     let mut quantization = json!({
         "quant_method": "bitnet", "linear_class": linear_class, "quantization_mode": mode,
@@ -115,7 +119,7 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
         quantization["use_rms_norm"] = json!(true);
         quantization["rms_norm_eps"] = json!(eps);
     }
-    json!({
+    let mut json = json!({
         "architectures": [family],
         "model_type": model_type,
         "hidden_act": config.activation.name(),
@@ -135,7 +139,11 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
         "eos_token_id": config.eos_tokens,
         "quantization_config": quantization,
         "torch_dtype": "bfloat16",
-    })
+    });
+    if let Some(scaling) = hf_rope::to_json(&config.rope_scaling).filter(|json| !json.is_null()) {
+        json["rope_scaling"] = scaling;
+    }
+    json
 }
 
 /// Adds a path to an [`io::Error`].

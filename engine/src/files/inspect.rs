@@ -20,9 +20,9 @@ pub struct Inspection {
     pub architecture: String,
     /// Shape and conventions.
     pub config: ModelConfig,
-    /// Weights of the ternary linears.
+    /// Weights of the ternary matrices.
     pub ternary_parameter_count: u64,
-    /// Weights of embedding, head and norms.
+    /// Weights of norms and, unless they are ternary, of embedding and head.
     pub dense_parameter_count: u64,
     /// Bytes of all tensors in the file.
     pub size_bytes: u64,
@@ -51,15 +51,17 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
         .sum();
     let matrices = if config.tied_head { 1 } else { 2 };
     let norms: usize = model.norms().iter().map(|&norm| norm_len(config, norm)).sum();
-    let dense = matrices * config.vocab_size * config.hidden_size + norms;
+    let tables = matrices * config.vocab_size * config.hidden_size;
+    let (ternary_tables, dense_tables) =
+        if config.group_scales { (tables, 0) } else { (0, tables) };
     let tokenizer = model.tokenizer();
     Ok(Inspection {
         name: model.name().to_owned(),
         container: model.container(),
         architecture: config.architecture.clone(),
         config: config.clone(),
-        ternary_parameter_count: (per_layer * config.layer_count) as u64,
-        dense_parameter_count: dense as u64,
+        ternary_parameter_count: (per_layer * config.layer_count + ternary_tables) as u64,
+        dense_parameter_count: (dense_tables + norms) as u64,
         size_bytes: model.tensors().iter().map(|tensor| tensor.size_bytes).sum(),
         has_chat_template: model.chat_template().is_some(),
         token_count: (0..tokenizer.id_limit())

@@ -16,21 +16,28 @@ mod fingerprint;
 pub mod gguf;
 mod gguf_config;
 mod gguf_model;
+mod gguf_pieces;
 mod gguf_ternary;
 mod gguf_tokenizer;
 mod gguf_write;
+mod grouped;
 mod hf;
 #[doc(hidden)]
 pub mod hf_config;
+mod hf_rope;
 mod hf_tensors;
 mod hf_write;
 mod inspect;
 mod mmap;
 mod model;
 mod partial;
+mod pieces;
+mod protobuf;
 mod quants;
 #[doc(hidden)]
 pub mod safetensors;
+mod sentencepiece;
+mod sentencepiece_folder;
 mod synth;
 mod ternary;
 mod ternary_write;

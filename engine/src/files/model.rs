@@ -55,7 +55,7 @@ pub(crate) struct TernaryTensor {
     pub permuted_heads: Option<usize>,
 }
 
-/// A dense tensor of the file.
+/// A dense tensor of the file, or the table of a model with scales of groups.
 #[derive(Debug, Clone)]
 pub(crate) struct DenseTensor {
     pub name: String,
@@ -63,6 +63,15 @@ pub(crate) struct DenseTensor {
     pub rows: usize,
     pub cols: usize,
     pub dtype: DenseType,
+}
+
+impl From<DenseTensor> for TernaryTensor {
+    /// Returns a matrix with scales of groups.
+    fn from(tensor: DenseTensor) -> Self {
+        let DenseTensor { name, span, rows, cols, dtype } = tensor;
+        let packing = Packing::Grouped(dtype);
+        Self { name, span, rows, cols, packing, permuted_heads: None }
+    }
 }
 
 /// The tensors of a model, by role.
@@ -152,7 +161,14 @@ impl Model {
         Self { parts, fingerprint: OnceLock::new() }
     }
 
-    /// Returns the name of the folder, or of the file without its extension.
+    /// Returns the model under another name: that of a folder may mean nothing, such as a hash.
+    #[must_use]
+    pub fn with_name(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.parts.name);
+        self
+    }
+
+    /// Returns the name of the folder, or of the file without its extension, unless it was given another one.
     pub fn name(&self) -> &str {
         &self.parts.name
     }
@@ -191,7 +207,10 @@ impl Model {
     /// # Panics
     /// If `layer` is not below `config().layer_count`.
     pub fn ternary(&self, layer: usize, linear: Linear) -> Result<TernaryMatrix, ModelError> {
-        let tensor = &self.parts.tensors.linears[layer][linear as usize];
+        self.decode(&self.parts.tensors.linears[layer][linear as usize])
+    }
+
+    fn decode(&self, tensor: &TernaryTensor) -> Result<TernaryMatrix, ModelError> {
         let stored = Stored {
             name: &tensor.name,
             rows: tensor.rows,
@@ -205,6 +224,28 @@ impl Model {
             unpermute(&mut matrix, heads);
         }
         Ok(matrix)
+    }
+
+    /// Decodes the embedding matrix, `[vocab_size, hidden_size]`, if it is ternary.
+    ///
+    /// # Errors
+    /// As [`Self::ternary`].
+    pub fn ternary_embedding(&self) -> Result<Option<TernaryMatrix>, ModelError> {
+        self.ternary_table(&self.parts.tensors.embedding)
+    }
+
+    /// Decodes the head, `[vocab_size, hidden_size]`, if it is ternary; the embedding when tied.
+    ///
+    /// # Errors
+    /// As [`Self::ternary`].
+    pub fn ternary_head(&self) -> Result<Option<TernaryMatrix>, ModelError> {
+        let tensors = &self.parts.tensors;
+        self.ternary_table(tensors.head.as_ref().unwrap_or(&tensors.embedding))
+    }
+
+    fn ternary_table(&self, tensor: &DenseTensor) -> Result<Option<TernaryMatrix>, ModelError> {
+        let is_ternary = self.parts.config.group_scales;
+        is_ternary.then(|| self.decode(&tensor.clone().into())).transpose()
     }
 
     /// Returns the name of a ternary tensor in the file.
@@ -290,6 +331,9 @@ pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
     let mut norms = Vec::new();
     for layer in 0..config.layer_count {
         norms.extend([Norm::Attention(layer), Norm::FeedForward(layer)]);
+        if config.qk_norm {
+            norms.extend([Norm::Query(layer), Norm::Key(layer)]);
+        }
         if config.sub_norms {
             norms.extend([Norm::AttentionSub(layer), Norm::FeedForwardSub(layer)]);
         }
@@ -305,6 +349,7 @@ pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
 pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
     match norm {
         Norm::Attention(_) | Norm::FeedForward(_) | Norm::Final => config.hidden_size,
+        Norm::Query(_) | Norm::Key(_) => config.head_dim,
         Norm::AttentionSub(_) => config.head_count * config.head_dim,
         Norm::FeedForwardSub(_) => config.intermediate_size,
         Norm::Linear(_, linear) => config.linear_shape(linear).1,

@@ -20,7 +20,7 @@ use super::{
     tokenizer_json::{self, TokenizerJson},
 };
 use crate::{
-    config::{Activation, Linear, ModelConfig, Norm},
+    config::{Activation, Linear, ModelConfig, Norm, RopeScaling},
     tokenizer::byte_alphabet,
 };
 
@@ -92,6 +92,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         context_length: preset.context,
         rms_norm_eps: 1e-5,
         rope_theta: preset.theta,
+        rope_scaling: RopeScaling::None,
         activation: if preset.family == Family::BitNet {
             Activation::SquaredRelu
         } else {
@@ -99,6 +100,8 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         },
         sub_norms: !is_llama,
         linear_norm_eps: None,
+        qk_norm: false,
+        group_scales: false,
         tied_head: !is_llama,
         bos_token: Some(BOS),
         eos_tokens: vec![EOS],
@@ -271,6 +274,7 @@ fn byte_tokenizer() -> Value {
     let added = |(id, token): (u32, &&str)| tokenizer_json::added_token(id, token, true);
     TokenizerJson {
         added: (BOS..).zip(&SPECIAL).map(added).collect(),
+        normalizer: Value::Null,
         pre_tokenizer: tokenizer_json::llama3_pre_tokenizer(),
         post_processor: tokenizer_json::post_processor(Some((BOS, SPECIAL[0])), None),
         decoder: tokenizer_json::byte_level(false),

@@ -6,6 +6,7 @@
 //! - *online* (`WeightQuant.forward`): dense `[out, in]`, `m = max(mean|W|, 1e-5)`,
 //!   `t = clamp(round_half_even(W · (1/m)), −1, 1)`, all in f32.
 //! - `I2_S`, `TQ1_0`, `TQ2_0`: see [`super::gguf_ternary`].
+//! - a scale for each group of inputs: see [`super::grouped`].
 //!
 //! A decoder gets exactly the bytes that the shape needs: tensor lengths are checked when the file is
 //! opened. Defects in the data (code 3, a bad scale) are errors of the decoder, with the tensor's
@@ -16,7 +17,7 @@ use rayon::prelude::*;
 use super::{
     dense::{DenseType, widen},
     error::{ModelError, Problem},
-    gguf_ternary,
+    gguf_ternary, grouped,
 };
 use crate::formats::{Scale, TernaryMatrix};
 
@@ -33,6 +34,8 @@ pub(crate) enum Packing {
     Tq1_0,
     /// llama.cpp, 2-bit codes.
     Tq2_0,
+    /// A scale for each group of inputs: in blocks, or as dense weights that are exactly ternary.
+    Grouped(DenseType),
 }
 
 /// A stored ternary tensor, with everything needed to decode it.
@@ -55,6 +58,11 @@ impl Stored<'_> {
     /// Decodes the tensor; rows are decoded in parallel.
     pub fn decode(&self) -> Result<TernaryMatrix, ModelError> {
         let mut trits = vec![0i8; self.rows * self.cols];
+        if let Packing::Grouped(dtype) = self.packing {
+            let groups = Some(grouped::decode(self, dtype, &mut trits)?);
+            let scale = Scale::Multiply(1.0);
+            return Ok(TernaryMatrix { rows: self.rows, cols: self.cols, trits, scale, groups });
+        }
         let scale = match self.packing {
             Packing::Planar(scale) => {
                 self.planar(&mut trits)?;
@@ -67,12 +75,13 @@ impl Stored<'_> {
             }
             Packing::Tq1_0 => Scale::Multiply(gguf_ternary::decode_tq1_0(self, &mut trits)?),
             Packing::Tq2_0 => Scale::Multiply(gguf_ternary::decode_tq2_0(self, &mut trits)?),
+            Packing::Grouped(_) => unreachable!("decoded above"),
         };
         let (Scale::Multiply(value) | Scale::Divide(value)) = scale;
         if !(value.is_finite() && value > 0.0) {
             return Err(self.error(0, Problem::BadScale(value)));
         }
-        Ok(TernaryMatrix { rows: self.rows, cols: self.cols, trits, scale })
+        Ok(TernaryMatrix { rows: self.rows, cols: self.cols, trits, scale, groups: None })
     }
 
     fn planar(&self, trits: &mut [i8]) -> Result<(), ModelError> {

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::tokenizer::LLAMA3_REGEX;
+use crate::tokenizer::{LLAMA3_REGEX, QWEN2_REGEX};
 
 /// Parts of a `tokenizer.json` that differ between models.
 pub(crate) struct TokenizerJson {
     /// Tokens with [`added_token`] entries.
     pub added: Vec<Value>,
+    pub normalizer: Value,
     pub pre_tokenizer: Value,
     pub post_processor: Value,
     pub decoder: Value,
@@ -26,7 +27,7 @@ impl TokenizerJson {
     pub fn into_json(self) -> Value {
         json!({
             "version": "1.0", "truncation": null, "padding": null,
-            "added_tokens": self.added, "normalizer": null, "pre_tokenizer": self.pre_tokenizer,
+            "added_tokens": self.added, "normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer,
             "post_processor": self.post_processor, "decoder": self.decoder,
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": null,
@@ -56,9 +57,17 @@ pub(crate) fn byte_level(use_regex: bool) -> Value {
 
 /// Returns the pre-tokenizer of Llama 3.
 pub(crate) fn llama3_pre_tokenizer() -> Value {
+    split_by(LLAMA3_REGEX)
+}
+
+/// Returns the pre-tokenizer of Qwen2 and Qwen3.
+pub(crate) fn qwen2_pre_tokenizer() -> Value {
+    split_by(QWEN2_REGEX)
+}
+
+fn split_by(regex: &str) -> Value {
     let split = json!({
-        "type": "Split", "pattern": { "Regex": LLAMA3_REGEX }, "behavior": "Isolated",
-        "invert": false,
+        "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false,
     });
     json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] })
 }

@@ -16,9 +16,11 @@ pub use packed::PackError;
 #[doc(hidden)]
 pub use packed::PackedMatrix;
 
+use half::f16;
+
 use crate::names::names;
 
-/// A ternary matrix as read from a model file: trits and one scale.
+/// A ternary matrix as read from a model file: trits, and one scale or scales of groups.
 #[derive(Debug, Clone)]
 pub struct TernaryMatrix {
     /// Output features.
@@ -27,8 +29,19 @@ pub struct TernaryMatrix {
     pub cols: usize,
     /// −1, 0 or 1, row-major. // (rows, cols)
     pub trits: Vec<i8>,
-    /// The factor or divisor of the integer sums.
+    /// The factor or divisor of the integer sums; `Multiply(1.0)` if groups have scales.
     pub scale: Scale,
+    /// Scales of groups of inputs, if the model has them.
+    pub groups: Option<GroupScales>,
+}
+
+/// The scales of groups of consecutive inputs, for each output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GroupScales {
+    /// Inputs of a group: 64 or 128. Divides the number of inputs.
+    pub size: usize,
+    /// Finite and not negative; 0 exactly where all trits of a group are. // (rows, cols / size)
+    pub scales: Vec<f16>,
 }
 
 impl TernaryMatrix {
@@ -37,6 +50,12 @@ impl TernaryMatrix {
         let row = |index| &self.trits[source(index) * self.cols..][..self.cols];
         let rows: Vec<&[i8]> = (0..self.rows).map(row).collect();
         self.trits = rows.concat();
+        if let Some(groups) = &mut self.groups {
+            let count = self.cols / groups.size;
+            let row = |index| &groups.scales[source(index) * count..][..count];
+            let rows: Vec<&[f16]> = (0..self.rows).map(row).collect();
+            groups.scales = rows.concat();
+        }
     }
 }
 

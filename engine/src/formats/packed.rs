@@ -2,14 +2,16 @@
 //!
 //! Rows are cut into tiles (see [`super::layout`]); a tile's bytes are contiguous and aligned to 64. The
 //! last tile and the last block of a row are padded with zero trits, so that kernels only see whole
-//! tiles and blocks.
+//! tiles and blocks. If groups of inputs have scales, each group is padded to whole blocks, and the scales lie apart,
+//! sixteen for each tile and group.
 
 use std::{fmt, ops::Range};
 
+use half::f16;
 use rayon::prelude::*;
 
 use super::{
-    Format, TILE_ROWS,
+    Format, GroupScales, TILE_ROWS, TernaryMatrix,
     layout::{Layout, Place, with_layout},
     memory::AlignedBytes,
 };
@@ -26,6 +28,44 @@ pub struct PackedMatrix {
     blocks: usize,
     tile_bytes: usize,
     bytes: AlignedBytes, // (tile, tile_bytes)
+    groups: Option<PackedGroups>,
+}
+
+/// Groups of inputs with their scales.
+struct PackedGroups {
+    /// Inputs of a group.
+    size: usize,
+    scales: AlignedBytes, // (tile, group, TILE_ROWS) of f16, zero-padded to whole cache lines
+}
+
+/// How the inputs of a row are cut: groups of whole blocks; without scales of groups, the row is one group.
+#[derive(Clone, Copy)]
+struct Cut {
+    cols: usize,
+    group: usize,
+    blocks: usize,
+}
+
+impl Cut {
+    fn of<L: Layout>(cols: usize, group: Option<usize>) -> Self {
+        let group = group.unwrap_or(cols);
+        Self { cols, group, blocks: group.div_ceil(L::BLOCK_COLS) }
+    }
+
+    /// Returns the number of blocks of a row.
+    fn row_blocks(self) -> usize {
+        self.cols / self.group * self.blocks
+    }
+
+    /// Returns each block of a row with the range of its inputs.
+    fn blocks<L: Layout>(self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        (0..self.row_blocks()).map(move |block| {
+            let (group, within) = (block / self.blocks, block % self.blocks);
+            let end = (group + 1) * self.group;
+            let start = (group * self.group + within * L::BLOCK_COLS).min(end);
+            (block, start..(start + L::BLOCK_COLS).min(end))
+        })
+    }
 }
 
 /// A matrix cannot be packed.
@@ -84,6 +124,15 @@ impl PackedMatrix {
     /// # Errors
     /// If the shape is empty, too wide or does not match `trits`, or a value is not a trit.
     pub fn pack(format: Format, rows: usize, cols: usize, trits: &[i8]) -> Result<Self, PackError> {
+        Self::pack_cut(format, (rows, cols), None, trits)
+    }
+
+    fn pack_cut(
+        format: Format,
+        (rows, cols): (usize, usize),
+        group: Option<usize>,
+        trits: &[i8],
+    ) -> Result<Self, PackError> {
         if rows == 0 || cols == 0 {
             return Err(PackError::Empty { rows, cols });
         }
@@ -96,35 +145,61 @@ impl PackedMatrix {
         if let Some(at) = first_invalid(trits) {
             return Err(PackError::NotATrit { row: at / cols, col: at % cols, value: trits[at] });
         }
-        Ok(with_layout!(format, L => Self::pack_as::<L>(format, rows, cols, trits)))
+        Ok(with_layout!(format, L => {
+            Self::pack_as::<L>(format, rows, Cut::of::<L>(cols, group), trits)
+        }))
     }
 
-    /// Returns the size in bytes of a packed matrix of this shape.
-    pub(crate) fn size_for(format: Format, rows: usize, cols: usize) -> usize {
+    /// Packs a matrix with its scales of groups, if it has them.
+    ///
+    /// # Errors
+    /// As [`Self::pack`].
+    ///
+    /// # Panics
+    /// If the number of scales does not match the shape, which readers of files check.
+    pub fn pack_matrix(format: Format, matrix: &TernaryMatrix) -> Result<Self, PackError> {
+        let TernaryMatrix { rows, cols, ref trits, ref groups, .. } = *matrix;
+        let group = groups.as_ref().map(|groups| groups.size);
+        let mut packed = Self::pack_cut(format, (rows, cols), group, trits)?;
+        packed.groups = groups.as_ref().map(|groups| PackedGroups::pack(rows, cols, groups));
+        Ok(packed)
+    }
+
+    /// Returns the size in bytes of a packed matrix of this shape, with the scales of groups of this size.
+    pub(crate) fn size_for(
+        format: Format,
+        rows: usize,
+        cols: usize,
+        group: Option<usize>,
+    ) -> usize {
+        let tiles = rows.div_ceil(TILE_ROWS);
+        let scales = group.map_or(0, |group| PackedGroups::size_for(rows, cols / group));
         with_layout!(format, L => {
-            rows.div_ceil(TILE_ROWS) * L::tile_bytes(cols.div_ceil(L::BLOCK_COLS))
+            tiles * L::tile_bytes(Cut::of::<L>(cols, group).row_blocks()) + scales
         })
     }
 
-    fn pack_as<L: Layout>(format: Format, rows: usize, cols: usize, trits: &[i8]) -> Self {
-        let blocks = cols.div_ceil(L::BLOCK_COLS);
+    fn pack_as<L: Layout>(format: Format, rows: usize, cut: Cut, trits: &[i8]) -> Self {
+        let (cols, blocks) = (cut.cols, cut.row_blocks());
         let tile_bytes = L::tile_bytes(blocks);
         let mut bytes = AlignedBytes::zeroed(rows.div_ceil(TILE_ROWS) * tile_bytes);
         bytes
             .par_chunks_exact_mut(tile_bytes)
             .zip(trits.par_chunks(TILE_ROWS * cols))
-            .for_each(|(tile, trits)| pack_tile::<L>(tile, blocks, cols, trits));
-        Self { format, rows, cols, blocks, tile_bytes, bytes }
+            .for_each(|(tile, trits)| pack_tile::<L>(tile, cut, trits));
+        Self { format, rows, cols, blocks, tile_bytes, bytes, groups: None }
     }
 
     /// Returns the trits, `(rows, cols)` row-major.
     pub fn unpack(&self) -> Vec<i8> {
         let mut trits = vec![0; self.rows * self.cols];
         with_layout!(self.format, L => self
-            .bytes
-            .par_chunks_exact(self.tile_bytes)
-            .zip(trits.par_chunks_mut(TILE_ROWS * self.cols))
-            .for_each(|(tile, trits)| unpack_tile::<L>(tile, self.cols, trits)));
+        .bytes
+        .par_chunks_exact(self.tile_bytes)
+        .zip(trits.par_chunks_mut(TILE_ROWS * self.cols))
+        .for_each(|(tile, trits)| {
+            unpack_tile::<L>(tile, Cut::of::<L>(self.cols, self.group()), trits);
+        }));
         trits
     }
 
@@ -143,9 +218,22 @@ impl PackedMatrix {
         self.cols
     }
 
-    /// Returns the number of bytes of packed weights with padding, all of which a product reads.
+    /// Returns the number of bytes of packed weights and scales with padding, all of which a product reads.
     pub fn size_bytes(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() + self.groups.as_ref().map_or(0, |groups| groups.scales.len())
+    }
+
+    /// Returns the number of inputs of a group, if groups have scales.
+    pub fn group(&self) -> Option<usize> {
+        self.groups.as_ref().map(|groups| groups.size)
+    }
+
+    /// Returns the scales of the groups of a range of tiles, if there are any. // (tile, group, TILE_ROWS)
+    pub(crate) fn group_scales(&self, tiles: Range<usize>) -> Option<&[f16]> {
+        let groups = self.groups.as_ref()?;
+        let of_tile = self.cols / groups.size * TILE_ROWS;
+        let scales: &[f16] = bytemuck::cast_slice(&groups.scales);
+        Some(&scales[tiles.start * of_tile..tiles.end * of_tile])
     }
 
     /// Returns the number of tiles of [`TILE_ROWS`] output rows; the last may be partial.
@@ -175,13 +263,34 @@ impl fmt::Debug for PackedMatrix {
     }
 }
 
-fn pack_tile<L: Layout>(tile: &mut [u8], blocks: usize, cols: usize, trits: &[i8]) {
+impl PackedGroups {
+    /// Returns the size in bytes of the scales of `count` groups a row.
+    fn size_for(rows: usize, count: usize) -> usize {
+        let scales = rows.div_ceil(TILE_ROWS) * count * TILE_ROWS;
+        (scales * size_of::<f16>()).next_multiple_of(64)
+    }
+
+    fn pack(rows: usize, cols: usize, groups: &GroupScales) -> Self {
+        let count = cols / groups.size;
+        assert!(cols.is_multiple_of(groups.size) && groups.scales.len() == rows * count);
+        let mut bytes = AlignedBytes::zeroed(Self::size_for(rows, count));
+        let packed: &mut [f16] = bytemuck::cast_slice_mut(&mut bytes);
+        for (row, scales) in groups.scales.chunks_exact(count).enumerate() {
+            let (tile, lane) = (row / TILE_ROWS, row % TILE_ROWS);
+            for (group, scale) in scales.iter().enumerate() {
+                packed[(tile * count + group) * TILE_ROWS + lane] = *scale;
+            }
+        }
+        Self { size: groups.size, scales: bytes }
+    }
+}
+
+fn pack_tile<L: Layout>(tile: &mut [u8], cut: Cut, trits: &[i8]) {
     let zeros = [0; super::layout::BLOCK_COLS_MAX];
     for row in 0..TILE_ROWS {
-        let trits = trits.get(row * cols..(row + 1) * cols).unwrap_or(&[]);
-        for block in 0..blocks {
-            let start = (block * L::BLOCK_COLS).min(trits.len());
-            let trits = &trits[start..(start + L::BLOCK_COLS).min(trits.len())];
+        let trits = trits.get(row * cut.cols..(row + 1) * cut.cols).unwrap_or(&[]);
+        for (block, inputs) in cut.blocks::<L>() {
+            let trits = trits.get(inputs).unwrap_or(&[]);
             let mut padded = zeros;
             padded[..trits.len()].copy_from_slice(trits);
             L::set(tile, Place { block, row }, &padded[..L::BLOCK_COLS]);
@@ -189,10 +298,11 @@ fn pack_tile<L: Layout>(tile: &mut [u8], blocks: usize, cols: usize, trits: &[i8
     }
 }
 
-fn unpack_tile<L: Layout>(tile: &[u8], cols: usize, trits: &mut [i8]) {
-    for (row, trits) in trits.chunks_exact_mut(cols).enumerate() {
-        for (block, trits) in trits.chunks_mut(L::BLOCK_COLS).enumerate() {
+fn unpack_tile<L: Layout>(tile: &[u8], cut: Cut, trits: &mut [i8]) {
+    for (row, trits) in trits.chunks_exact_mut(cut.cols).enumerate() {
+        for (block, inputs) in cut.blocks::<L>() {
             let found = L::get(tile, Place { block, row });
+            let trits = &mut trits[inputs];
             trits.copy_from_slice(&found[..trits.len()]);
         }
     }
@@ -203,6 +313,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::formats::Scale;
 
     fn trits(len: usize, seed: u64) -> Vec<i8> {
         let mut state = seed;
@@ -224,6 +335,28 @@ mod tests {
                 let packed = PackedMatrix::pack(format, rows, cols, &trits).expect("trits");
                 prop_assert_eq!(packed.unpack(), &trits[..], "{}", format);
                 prop_assert_eq!((packed.rows(), packed.cols()), (rows, cols));
+            }
+        }
+    }
+
+    #[test]
+    fn groups_unpack_to_their_trits_and_have_their_scales_by_tile() {
+        let (rows, cols) = (37, 384);
+        for size in [64, 128] {
+            let scale = |row: usize, group: usize| f16::from_f32((row * 10 + group) as f32);
+            let scales = (0..rows).flat_map(|row| (0..cols / size).map(move |g| scale(row, g)));
+            let groups = GroupScales { size, scales: scales.collect() };
+            let (trits, scale_of_all) = (trits(rows * cols, 5), Scale::Multiply(1.0));
+            let matrix =
+                TernaryMatrix { rows, cols, trits, scale: scale_of_all, groups: Some(groups) };
+            for format in Format::ALL {
+                let packed = PackedMatrix::pack_matrix(format, &matrix).expect("trits");
+                assert_eq!(packed.unpack(), matrix.trits, "{format} {size}");
+                let expected = PackedMatrix::size_for(format, rows, cols, Some(size));
+                assert_eq!((packed.size_bytes(), packed.group()), (expected, Some(size)));
+                let scales = packed.group_scales(2..3).expect("scales");
+                assert_eq!(scales[TILE_ROWS + 4], scale(36, 1));
+                assert_eq!(scales[TILE_ROWS + 5], f16::ZERO, "padding");
             }
         }
     }

@@ -170,15 +170,7 @@ pub fn padded_cols(format: Format, cols: usize) -> usize {
 /// Writes `q` in the format's order, padded with zeros to whole blocks; returns its sum.
 fn write_row(format: Format, cols: usize, row: &mut [i8], q: &[i8]) -> i32 {
     assert_eq!(q.len(), cols, "activations of a row");
-    let row = &mut row[..padded_cols(format, cols)];
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the machine has AVX2.
-        return unsafe {
-            with_layout!(format, L => order::write_avx2(order::Unit::of::<L>(), row, q))
-        };
-    }
-    with_layout!(format, L => order::write(order::Unit::of::<L>(), row, q))
+    order::write_in(format, &mut row[..padded_cols(format, cols)], q)
 }
 
 #[cfg(test)]

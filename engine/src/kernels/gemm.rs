@@ -38,7 +38,7 @@ pub(super) struct Product<'a> {
 
 impl Path {
     /// Returns the fastest path of an ISA on this machine, looked up once.
-    fn of(isa: Isa) -> Option<Self> {
+    pub(super) fn of(isa: Isa) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         {
             static AVX2: LazyLock<bool> = LazyLock::new(|| Isa::Avx2.is_available());
@@ -125,6 +125,7 @@ pub(super) fn gemm_by(
     let stride = tiles.len() * TILE_ROWS;
     assert!(tiles.end <= w.tile_count(), "tiles {tiles:?} of {}", w.tile_count());
     assert_eq!((x.format(), x.cols()), (w.format(), w.cols()), "activations for another matrix");
+    assert!(w.group().is_none(), "a matrix with scales of groups");
     assert!(y.len() >= x.rows() * stride, "{} outputs for {} x {stride}", y.len(), x.rows());
     if stride == 0 || x.rows() == 0 {
         return;

@@ -11,6 +11,10 @@ mod activations;
 #[cfg(test)]
 mod conformance;
 mod gemm;
+mod group_activations;
+#[cfg(test)]
+mod group_conformance;
+mod group_gemm;
 mod order;
 mod scalar;
 pub(crate) mod screen;
@@ -23,8 +27,13 @@ pub use activations::Activations;
 #[doc(hidden)]
 pub use gemm::gemm;
 pub(crate) use gemm::peak_products_per_s;
+pub use group_activations::Digits;
+#[doc(hidden)]
+pub use group_activations::{GroupActivations, GroupShape, SCALED_INPUTS};
+#[doc(hidden)]
+pub use group_gemm::gemm_groups;
 pub use self_check::self_check;
-pub(crate) use self_check::{agrees_with_scalar, wave};
+pub(crate) use self_check::{agrees_with_scalar, groups_agree_with_scalar, wave};
 
 use crate::names::names;
 

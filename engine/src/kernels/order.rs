@@ -1,6 +1,9 @@
 //! Reorders a row of activations for a format's kernels, and sums it.
 
-use crate::formats::layout::Layout;
+use crate::formats::{
+    Format,
+    layout::{Layout, with_layout},
+};
 
 /// The smallest group of inputs that a format reorders, as a byte shuffle.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +34,16 @@ const fn unit(order: &[u8]) -> Unit {
         place += 1;
     }
     Unit { len, shuffle }
+}
+
+/// Writes `q` in a format's order to `row`, padded with zeros, and returns its sum; `row` is a whole number of blocks.
+pub fn write_in(format: Format, row: &mut [i8], q: &[i8]) -> i32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the machine has AVX2.
+        return unsafe { with_layout!(format, L => write_avx2(Unit::of::<L>(), row, q)) };
+    }
+    with_layout!(format, L => write(Unit::of::<L>(), row, q))
 }
 
 /// Writes the reordered `q` to `row`, padded with zeros, and returns its sum; `row` holds whole units.
@@ -78,7 +91,6 @@ pub unsafe fn write_avx2(unit: Unit, row: &mut [i8], q: &[i8]) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::{Format, layout::with_layout};
 
     /// Returns the expected row, input by input.
     fn ordered<L: Layout>(q: &[i8]) -> Vec<i8> {

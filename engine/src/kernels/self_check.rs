@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Activations, Isa, gemm};
+use super::{Activations, Digits, GroupActivations, GroupShape, Isa, gemm, gemm_groups};
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 
 const OUTPUTS: usize = 3 * TILE_ROWS + 5;
@@ -41,6 +41,36 @@ pub(crate) fn agrees_with_scalar(
         y
     };
     product(isa) == product(Isa::Scalar)
+}
+
+/// Returns whether the product of some tiles of a matrix with scales of groups with `rows` rows equals the scalar one to
+/// the bit.
+pub(crate) fn groups_agree_with_scalar(
+    isa: Isa,
+    matrix: &PackedMatrix,
+    rows: usize,
+    tiles: Range<usize>,
+) -> bool {
+    let Some(group) = matrix.group() else { return false };
+    let (format, cols) = (matrix.format(), matrix.cols());
+    Digits::ALL.into_iter().all(|digits| {
+        let shape = GroupShape { format, digits, cols, group };
+        let mut x = GroupActivations::default();
+        x.reset(shape, rows);
+        for row in 0..rows {
+            let count = digits.count() * cols;
+            let q: Vec<i8> = (0..count).map(|i| wave(i + row * 7919) as u8 as i8).collect();
+            let scale = |i| (1 + wave(i + row) % 1000) as f32 / 3e6;
+            let scales: Vec<f32> = (0..shape.scales()).map(scale).collect();
+            x.set_row(row, &q, &scales);
+        }
+        let product = |isa| {
+            let mut y = vec![0f32; rows * tiles.len() * TILE_ROWS]; // (row, tile, TILE_ROWS)
+            gemm_groups(isa, matrix, tiles.clone(), &x, &mut y);
+            y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        product(isa) == product(Isa::Scalar)
+    })
 }
 
 /// Pseudo-random numbers without a short period.

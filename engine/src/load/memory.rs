@@ -4,7 +4,7 @@ use super::{DeviceChoice, EngineOptions};
 use crate::{
     EngineConfig,
     backend::{
-        class,
+        class::{self, Choices},
         cpu::memory::{self, StepSize},
     },
     files::{Model, ModelError},
@@ -64,7 +64,9 @@ impl MemoryNeed {
 pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
     let config = model.config();
     let rows = EngineConfig::new(config.context_length).token_budget.max(options.max_sequences);
-    let size = StepSize { rows, sequences: options.max_sequences, threads: options.threads() };
+    let activations = class::digits(config, options.activations);
+    let (sequences, threads) = (options.max_sequences, options.threads());
+    let size = StepSize { rows, sequences, threads, activations };
     let loading = memory::load_bytes(config) as u64;
     if let DeviceChoice::Cuda(_) = options.device.resolved() {
         let logits = 4 * (options.max_sequences * config.vocab_size) as u64;
@@ -97,7 +99,8 @@ pub fn numerics_class(model: &Model, options: &EngineOptions) -> Result<String, 
         DeviceChoice::Cuda(_) => "cuda",
         _ => "cpu",
     };
-    class::of(model, options.kv, options.head, backend)
+    let EngineOptions { kv, head, activations, .. } = *options;
+    class::of(model, Choices { kv, head, activations }, backend)
 }
 
 #[cfg(test)]

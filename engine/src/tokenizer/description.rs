@@ -1,14 +1,24 @@
 //! The parts of a `tokenizer.json` that are checked, hashed and converted.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
 use serde_json::Value;
-
-use super::TokenizerError;
 
 /// The pre-tokenizer of Llama 3.
 pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The pre-tokenizer of Qwen2 and Qwen3, whose texts are in NFC.
+pub(crate) const QWEN2_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The used parts of the file.
 #[derive(Debug, Deserialize)]
@@ -20,8 +30,8 @@ pub(super) struct TokenizerJson {
     #[serde(default)]
     pub pre_tokenizer: Value,
     #[serde(default)]
-    decoder: Value,
-    pub model: BpeJson,
+    pub decoder: Value,
+    pub model: ModelJson,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -32,18 +42,69 @@ pub(super) struct AddedToken {
     pub special: bool,
 }
 
+/// BPE or Unigram.
 #[derive(Debug, Deserialize)]
-pub(super) struct BpeJson {
+pub(super) struct ModelJson {
     #[serde(rename = "type", default)]
-    kind: Option<String>,
+    pub kind: Option<String>,
     #[serde(default)]
-    dropout: Option<f32>,
+    pub dropout: Option<f32>,
     #[serde(default)]
-    byte_fallback: bool,
+    pub byte_fallback: bool,
     #[serde(default)]
     pub ignore_merges: bool,
-    pub vocab: HashMap<String, u32>,
+    #[serde(default)]
+    pub fuse_unk: bool,
+    /// The token for unknown characters, in BPE.
+    #[serde(default)]
+    pub unk_token: Option<String>,
+    /// The same in Unigram.
+    #[serde(default)]
+    pub unk_id: Option<u32>,
+    pub vocab: Vocab,
+    #[serde(default)]
     pub merges: Vec<Merge>,
+}
+
+/// The tokens: with ids in BPE, with scores and in the order of ids in Unigram.
+#[derive(Debug)]
+pub(super) enum Vocab {
+    Ids(HashMap<String, u32>),
+    Scores(Vec<(String, f64)>),
+}
+
+impl Vocab {
+    /// Returns the tokens with their ids.
+    pub fn tokens(&self) -> Box<dyn Iterator<Item = (&str, u32)> + '_> {
+        match self {
+            Self::Ids(ids) => Box::new(ids.iter().map(|(token, &id)| (token.as_str(), id))),
+            Self::Scores(list) => {
+                Box::new((0u32..).zip(list).map(|(id, (token, _))| (&**token, id)))
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Vocab {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Vocab;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of ids or a list of scores")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vocab, A::Error> {
+                HashMap::deserialize(MapAccessDeserializer::new(map)).map(Vocab::Ids)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vocab, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(Vocab::Scores)
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
 }
 
 /// A merge, in one of the two forms in use.
@@ -63,60 +124,29 @@ impl Merge {
     }
 }
 
-/// Rejects tokenizers that are not byte-level BPE or not deterministic.
-pub(super) fn check_kind(json: &TokenizerJson) -> Result<(), TokenizerError> {
-    let unsupported = |key, value: String, why| {
-        Err(TokenizerError::Unsupported { key, value: crate::files::shorten(value), why })
-    };
-    let model = &json.model;
-    if let Some(kind) = model.kind.as_deref().filter(|kind| *kind != "BPE") {
-        return unsupported("model.type", kind.to_owned(), "only BPE is supported");
-    }
-    if model.byte_fallback {
-        let why = "SentencePiece vocabularies are not supported";
-        return unsupported("model.byte_fallback", "true".to_owned(), why);
-    }
-    if let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0) {
-        let why = "the same text would encode differently each time";
-        return unsupported("model.dropout", dropout.to_string(), why);
-    }
-    if !mentions_byte_level(&json.pre_tokenizer) {
-        let why = "only byte-level vocabularies are supported";
-        return unsupported("pre_tokenizer", json.pre_tokenizer.to_string(), why);
-    }
-    if json.decoder["type"] != "ByteLevel" {
-        let why = "only the ByteLevel decoder is supported";
-        return unsupported("decoder", json.decoder.to_string(), why);
-    }
-    Ok(())
-}
-
-fn mentions_byte_level(pre_tokenizer: &Value) -> bool {
-    pre_tokenizer["type"] == "ByteLevel"
-        || pre_tokenizer["pretokenizers"]
-            .as_array()
-            .is_some_and(|list| list.iter().any(|inner| inner["type"] == "ByteLevel"))
-}
-
 /// Returns the GGUF name that stands for exactly this pre-tokenizer, if there is one.
 pub(super) fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> {
     let pre = &json.pre_tokenizer;
-    if !json.normalizer.is_null() {
+    let is_nfc = json.normalizer["type"] == "NFC";
+    if !json.normalizer.is_null() && !is_nfc {
         return None;
     }
-    if is_bytes_only(json) {
+    if !is_nfc && is_bytes_only(json) {
         return Some("llama-bpe");
     }
     let [split] = split_patterns(pre).try_into().ok()?;
     let split: Value = serde_json::from_str(&split).ok()?;
-    let is_llama3 = split["type"] == "Split"
-        && split["pattern"]["Regex"] == LLAMA3_REGEX
+    let is_split = split["type"] == "Split"
         && split["behavior"] == "Isolated"
         && split["invert"] == Value::Bool(false);
+    let is_llama3 = is_split && split["pattern"]["Regex"] == LLAMA3_REGEX;
+    let is_qwen2 = is_split && split["pattern"]["Regex"] == QWEN2_REGEX;
     let is_gpt2 = split["type"] == "ByteLevel"
         && split["use_regex"] == Value::Bool(true)
         && split["add_prefix_space"] == Value::Bool(false);
     match json.model.ignore_merges {
+        false if is_nfc => is_qwen2.then_some("qwen2"),
+        true if is_nfc => None,
         true if is_llama3 => Some("llama-bpe"),
         false if is_gpt2 => Some("gpt-2"),
         _ => None,
@@ -133,9 +163,9 @@ pub(super) fn is_bytes_only(json: &TokenizerJson) -> bool {
         })
     };
     let added: HashSet<&str> = json.added_tokens.iter().map(|token| &*token.content).collect();
-    let is_byte = |token: &String| token.chars().nth(1).is_none() || added.contains(token.as_str());
+    let is_byte = |token: &str| token.chars().nth(1).is_none() || added.contains(token);
     json.model.merges.is_empty()
-        && json.model.vocab.keys().all(is_byte)
+        && json.model.vocab.tokens().all(|(token, _)| is_byte(token))
         && split_patterns(&json.pre_tokenizer).iter().all(keeps_text)
 }
 

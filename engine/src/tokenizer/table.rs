@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{TokenizerError, description::TokenizerJson};
+use super::{TokenizerError, alphabet::Alphabet, description::TokenizerJson};
 
 /// Limit of token ids, which bounds the size of the table.
 const VOCAB_MAX: u32 = 1 << 21;
@@ -29,9 +29,9 @@ pub(super) struct TokenTable {
 
 impl TokenTable {
     /// Returns the tokens of a file.
-    pub(super) fn new(json: &TokenizerJson) -> Result<Self, TokenizerError> {
+    pub(super) fn new(json: &TokenizerJson, alphabet: Alphabet) -> Result<Self, TokenizerError> {
         let mut by_id: Vec<Option<(&str, TokenKind)>> = Vec::new();
-        let vocab = json.model.vocab.iter().map(|(token, &id)| (id, token.as_str(), false, false));
+        let vocab = json.model.vocab.tokens().map(|(token, id)| (id, token, false, false));
         let added = json.added_tokens.iter().map(|t| (t.id, t.content.as_str(), true, t.special));
         for (id, token, is_added, is_special) in vocab.chain(added) {
             if id >= VOCAB_MAX {
@@ -53,11 +53,14 @@ impl TokenTable {
             }
             by_id[id as usize] = Some((token, kind));
         }
-        let alphabet = byte_alphabet();
+        let characters = byte_alphabet();
         let mut table = Self::default();
         for entry in by_id {
             if let Some((token, _)) = entry {
-                table.push_token(token, &alphabet);
+                match alphabet {
+                    Alphabet::ByteLevel => table.push_token(token, &characters),
+                    Alphabet::Pieces { .. } => alphabet.push_piece(token, &mut table.bytes),
+                }
             }
             table.entries.push((table.bytes.len(), entry.map(|(_, kind)| kind)));
         }

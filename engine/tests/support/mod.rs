@@ -191,6 +191,35 @@ impl RawGguf {
         self.set(key, 8, &bytes);
     }
 
+    pub fn set_bool(&mut self, key: &str, value: bool) {
+        self.set(key, 7, &[u8::from(value)]);
+    }
+
+    fn set_list(&mut self, key: &str, type_id: u32, len: usize, values: Vec<u8>) {
+        let header = [&type_id.to_le_bytes()[..], &(len as u64).to_le_bytes()].concat();
+        self.set(key, 9, &[header, values].concat());
+    }
+
+    pub fn set_bytes(&mut self, key: &str, values: &[u8]) {
+        self.set_list(key, 0, values.len(), values.to_vec());
+    }
+
+    pub fn set_i32s(&mut self, key: &str, values: &[i32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.set_list(key, 5, values.len(), bytes);
+    }
+
+    pub fn set_f32s(&mut self, key: &str, values: &[f32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.set_list(key, 6, values.len(), bytes);
+    }
+
+    pub fn set_texts(&mut self, key: &str, values: &[&str]) {
+        let text = |value: &&str| [&(value.len() as u64).to_le_bytes(), value.as_bytes()].concat();
+        let bytes = values.iter().flat_map(text).collect();
+        self.set_list(key, 8, values.len(), bytes);
+    }
+
     /// Writes the file, with tensors at multiples of `alignment`.
     pub fn bytes(&self, alignment: usize) -> Vec<u8> {
         let mut out = Vec::from(*b"GGUF");

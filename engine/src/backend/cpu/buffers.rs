@@ -5,7 +5,7 @@ use std::{cell::RefCell, ops::Range};
 use super::linears::TileTask;
 use crate::{
     backend::{Chunk, Ranking},
-    kernels::Activations,
+    kernels::{Activations, GroupActivations},
 };
 
 /// Query rows per attention task.
@@ -37,11 +37,14 @@ pub(super) struct HeadRow {
     pub place: usize,
 }
 
-/// Int8 rows and their scales, the input of one or more linears.
+/// Quantized rows, the input of one or more linears.
 #[derive(Default)]
 pub(super) struct Quantized {
+    /// Int8, for matrices with one scale.
     pub x: Activations,
     pub scales: Vec<f32>, // (rows)
+    /// For matrices with scales of groups.
+    pub groups: GroupActivations,
 }
 
 /// Buffers of a step, reused by the next one. Leading dimension: rows of the step.
@@ -68,6 +71,8 @@ pub(super) struct Buffers {
     pub rankings: Vec<Ranking>,
     pub head_rows_all: Vec<f32>,     // (rows with all logits, hidden)
     pub head_rows_largest: Vec<f32>, // (rows with some of the largest, hidden)
+    /// The rows with all logits, as the input of a ternary head.
+    pub head_input: GroupActivations,
 }
 
 impl Buffers {
@@ -118,9 +123,10 @@ impl Buffers {
         let rows = self.rows.len() * size_of::<Row>();
         let input = |input: &Quantized| {
             let row = Activations::row_bytes(input.x.format(), input.x.cols());
-            input.x.rows() * row + input.scales.len() * 4
+            input.x.rows() * row + input.scales.len() * 4 + input.groups.size_bytes()
         };
-        floats + rows + self.inputs.iter().map(input).sum::<usize>()
+        let inputs: usize = self.inputs.iter().map(input).sum();
+        floats + rows + inputs + self.head_input.size_bytes()
     }
 }
 
@@ -129,9 +135,14 @@ impl Buffers {
 pub(super) struct Scratch {
     pub sums: Vec<i32>,
     pub more_sums: Vec<i32>,
+    /// Outputs of matrices with scales of groups, in the place of `sums`.
+    pub values: Vec<f32>,
+    pub more_values: Vec<f32>,
     pub floats: Vec<f32>,
     pub more_floats: Vec<f32>,
     pub bytes: Vec<i8>,
+    /// Scales of a row's groups.
+    pub scales: Vec<f32>,
     pub scores: Vec<f32>,
     pub positions: Vec<usize>,
     pub candidates: Vec<(usize, f32, f32)>, // token, estimate, error bound of the estimate

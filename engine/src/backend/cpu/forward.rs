@@ -90,7 +90,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         residual.resize(rows.len() * hidden, 0.0);
         rotations.resize(rows.len() * 2 * half, 0.0);
         let embedding = self.weights.model.embedding();
-        let frequencies = &self.frequencies;
+        let rope = &self.rope;
         let (residual, rotations) = (Disjoint::new(residual), Disjoint::new(rotations));
         let rows = &*rows;
         self.pool.run(rows.len(), &|r| {
@@ -100,11 +100,12 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 (residual.part(r * hidden..(r + 1) * hidden), rotation)
             };
             embedding.row(rows[r].token as usize, out);
-            positions::rotation(rows[r].position, frequencies, rotation);
+            rope.rotation(rows[r].position, rotation);
         });
     }
 
-    /// `residual += o(sub_norm(attention(q, k, v)))` with `q, k, v` of `norm(residual)`.
+    /// `residual += o(sub_norm(attention(q, k, v)))` with `q, k, v` of `norm(residual)`; some models have a norm of
+    /// each head of `q` and `k`.
     fn attention_block(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let weights = Arc::clone(&self.weights);
         let (config, l) = (weights.config(), &weights.layers[layer]);
@@ -112,6 +113,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| l.linear(linear));
         let inputs = self.quantize(Source::Residual, Some(norm), &qkv);
         self.project_qkv(&qkv, inputs);
+        if let Some(norms) = &l.head_norms {
+            self.norm_heads(norms);
+        }
         self.attend(layer, chunks);
         let o = l.linear(Linear::O);
         let sub_norm = l.attention_sub_norm.as_ref().map(|w| (&w[..], config.rms_norm_eps));

@@ -1,4 +1,5 @@
-//! The head: the last part of a step, and its weights, in the file's precision or as int8.
+//! The head: the last part of a step, and its weights, in the file's precision or as int8. A ternary head is a linear
+//! ([`super::ternary_head`]).
 
 use std::sync::Arc;
 
@@ -10,12 +11,13 @@ use super::{
     buffers::{Buffers, HeadRow, Scratch, resized, with_scratch},
     disjoint::Disjoint,
     load::CpuBackend,
+    memory,
     screen::{Screen, ScreenInput},
 };
 use crate::{
     backend::{Above, Chunk, KeptRow, Logits, Ranking, Rest, TokenLogit},
-    files::{Dense, DenseType, Model},
-    formats::memory::AlignedBytes,
+    files::{Dense, DenseType, Model, ModelError},
+    formats::{Format, PackedMatrix, memory::AlignedBytes},
     kernels::{
         Isa,
         float::{FloatKernels, KvElement},
@@ -108,6 +110,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
 
     /// Computes all logits of `head_rows_all`. // (rows, vocab)
     fn whole_head(&mut self, head: &Head, vocab: usize, logits: &mut [f32]) {
+        if let Some(matrix) = head.ternary() {
+            return self.ternary_head(matrix, logits);
+        }
         let n = logits.len() / vocab;
         let out = Disjoint::new(logits);
         let (kernels, xs) = (self.kernels, &self.buffers.head_rows_all);
@@ -140,6 +145,7 @@ enum Rows {
         /// Per row: `weight = scale × int8`.
         scales: Vec<f32>,
     },
+    Ternary(PackedMatrix),
 }
 
 /// The head's weights. // (vocab, hidden)
@@ -151,9 +157,18 @@ pub struct Head {
 }
 
 impl Head {
-    /// Copies the matrix out of the model file.
-    pub fn load(model: &Model, mode: HeadMode) -> Self {
-        Self::of(model.head(), mode, || model.release_pages())
+    /// Copies the matrix out of the model file. A ternary head is packed, whatever the mode.
+    ///
+    /// # Errors
+    /// If the matrix is ternary and cannot be decoded.
+    pub fn load(model: &Model, format: Format, mode: HeadMode) -> Result<Self, ModelError> {
+        let Some(matrix) = model.ternary_head()? else {
+            return Ok(Self::of(model.head(), mode, || model.release_pages()));
+        };
+        let packed = PackedMatrix::pack_matrix(format, &matrix)
+            .expect("the reader returns trits of the stated shape");
+        let (vocab_size, hidden_size) = (matrix.rows, matrix.cols);
+        Ok(Self { rows: Rows::Ternary(packed), screen: None, vocab_size, hidden_size })
     }
 
     /// Copies a matrix; calls `release` after each [`COPY_BYTES`] read.
@@ -173,8 +188,12 @@ impl Head {
         Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
     }
 
-    /// Returns the memory in bytes that [`Self::of`] would take.
-    pub fn size_for(dense: Dense<'_>, mode: HeadMode) -> usize {
+    /// Returns the memory in bytes that [`Self::load`] would take.
+    pub fn size_for(model: &Model, format: Format, mode: HeadMode) -> usize {
+        let dense = model.head();
+        if let Some(group) = memory::group_of(model.config(), dense.cols) {
+            return PackedMatrix::size_for(format, dense.rows, dense.cols, Some(group));
+        }
         let rows = match mode {
             HeadMode::Q8 => (dense.rows * dense.cols).next_multiple_of(64) + dense.rows * 4,
             HeadMode::Exact | HeadMode::Full => dense.bytes.len().next_multiple_of(64),
@@ -186,6 +205,14 @@ impl Head {
     /// Returns the screen that finds the largest logits without computing all, if the mode has one.
     pub fn screen(&self) -> Option<&Screen> {
         self.screen.as_ref()
+    }
+
+    /// Returns the matrix, if the head is ternary.
+    pub fn ternary(&self) -> Option<&PackedMatrix> {
+        match &self.rows {
+            Rows::Ternary(matrix) => Some(matrix),
+            Rows::Stored { .. } | Rows::Int8 { .. } => None,
+        }
     }
 
     /// Returns the number of rows of the matrix.
@@ -208,11 +235,15 @@ impl Head {
         match &self.rows {
             Rows::Stored { bytes, .. } => bytes.len(),
             Rows::Int8 { rows, scales } => rows.len() + scales.len() * 4,
+            Rows::Ternary(matrix) => matrix.size_bytes(),
         }
     }
 
     /// Writes the logits of head rows `first .. first + count` for hidden rows `xs` `(n, hidden)` to
     /// `out` `(n, count)`. `scratch` is reused between calls.
+    ///
+    /// # Panics
+    /// If the head is ternary.
     pub fn logits(
         &self,
         kernels: &FloatKernels,
@@ -251,6 +282,7 @@ impl Head {
                     }
                 }
             }
+            Rows::Ternary(_) => unreachable!("a ternary head is a linear"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The ternary linears of a step: norm, int8 quantization, integer products, scales.
+//! The ternary linears of a step: norm, quantization, integer products, scales.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use super::{
 use crate::{
     formats::{PackedMatrix, TILE_ROWS},
     kernels::{
-        self, Isa,
-        float::{KvElement, Sums},
+        self, GroupShape, Isa,
+        float::{Columns, FloatKernels, KvElement, Sums, Values},
     },
 };
 
@@ -37,22 +37,60 @@ pub(super) enum Source {
     Gate,
 }
 
-/// Computes the integer products of all rows with some tiles of a linear; returns them with the range of
-/// the linear's outputs that they belong to.
+/// Products of all rows with some tiles of a linear.
+enum Products<'a> {
+    /// Integers, which need the scales of rows and matrix.
+    Sums(Sums<'a>),
+    /// Values of a matrix with scales of groups.
+    Values(Values<'a>),
+}
+
+impl Products<'_> {
+    /// `out = values`
+    fn set(&self, kernels: &FloatKernels, out: Columns<'_>) {
+        match self {
+            Self::Sums(sums) => kernels.rescale(sums, out),
+            Self::Values(values) => kernels.set_values(values, out),
+        }
+    }
+
+    /// `out += values`
+    fn add(&self, kernels: &FloatKernels, out: Columns<'_>) {
+        match self {
+            Self::Sums(sums) => kernels.add_rescaled(sums, out),
+            Self::Values(values) => kernels.add_values(values, out),
+        }
+    }
+}
+
+/// Buffers of a task's products.
+struct ProductBuffers<'a> {
+    sums: &'a mut Vec<i32>,
+    values: &'a mut Vec<f32>,
+}
+
+/// Computes the products of all rows with some tiles of a linear; returns them with the range of the linear's
+/// outputs that they belong to.
 fn multiply<'a>(
     isa: Isa,
     linear: &TernaryLinear,
     tiles: Range<usize>,
     input: &'a Quantized,
-    sums: &'a mut Vec<i32>,
-) -> (Sums<'a>, Range<usize>) {
+    buffers: ProductBuffers<'a>,
+) -> (Products<'a>, Range<usize>) {
     let matrix = &linear.matrix;
     let stride = tiles.len() * TILE_ROWS;
     let start = tiles.start * TILE_ROWS;
-    let sums = resized(sums, input.scales.len() * stride);
+    let columns = start..(start + stride).min(matrix.rows());
+    if matrix.group().is_some() {
+        let values = resized(buffers.values, input.groups.rows() * stride);
+        kernels::gemm_groups(isa, matrix, tiles, &input.groups, values);
+        return (Products::Values(Values { values, stride }), columns);
+    }
+    let sums = resized(buffers.sums, input.scales.len() * stride);
     kernels::gemm(isa, matrix, tiles, &input.x, sums);
     let sums = Sums { sums, stride, scales: &input.scales, scale: linear.scale };
-    (sums, start..(start + stride).min(matrix.rows()))
+    (Products::Sums(sums), columns)
 }
 
 /// Index of a matrix, and a range of its tiles.
@@ -60,7 +98,7 @@ pub(super) type TileTask = (usize, Range<usize>);
 
 /// Cuts the tiles of matrices into tasks, in order. Each thread's share ends with smaller tasks, so that
 /// threads finish at nearly the same time.
-fn tile_tasks(
+pub(super) fn tile_tasks(
     isa: Isa,
     matrices: &[&PackedMatrix],
     rows: usize,
@@ -91,7 +129,7 @@ fn tile_tasks(
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Applies the norm to a buffer and quantizes it as the input of `linears`. Linears with their own
-    /// norm get separate inputs; the others share one. Returns the index of each linear's input in
+    /// norm, or with groups of different sizes, get separate inputs; the others share one. Returns the index of each linear's input in
     /// `inputs`.
     pub(super) fn quantize(
         &mut self,
@@ -99,12 +137,15 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         norm: Option<Norm<'_>>,
         linears: &[&TernaryLinear],
     ) -> [usize; 3] {
-        let shared = linears.iter().all(|linear| linear.norm.is_none());
+        let group = linears[0].matrix.group();
+        let shared =
+            linears.iter().all(|linear| linear.norm.is_none() && linear.matrix.group() == group);
         let count = if shared { 1 } else { linears.len() };
         let eps = self.weights.config().linear_norm_eps.unwrap_or_default();
         for (index, linear) in linears.iter().take(count).enumerate() {
             let own = linear.norm.as_ref().map(|weight| (&weight[..], eps));
-            self.quantize_rows(source, [norm, own], linear.matrix.cols(), index);
+            let matrix = (linear.matrix.cols(), linear.matrix.group());
+            self.quantize_rows(source, [norm, own], matrix, index);
         }
         if shared { [0; 3] } else { [0, 1, 2] }
     }
@@ -113,23 +154,31 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         &mut self,
         source: Source,
         norms: [Option<Norm<'_>>; 2],
-        width: usize,
+        (width, group): (usize, Option<usize>),
         index: usize,
     ) {
+        let (format, digits) = (self.weights.format, self.digits);
         let Buffers { rows, residual, attended, gate, inputs, .. } = &mut self.buffers;
         let source = match source {
             Source::Residual => &*residual,
             Source::Attended => &*attended,
             Source::Gate => &*gate,
         };
-        let Quantized { x, scales } = &mut inputs[index];
-        x.reset(self.weights.format, width, rows.len());
-        scales.resize(rows.len(), 0.0);
+        let Quantized { x, scales, groups } = &mut inputs[index];
+        let shape = group.map(|group| GroupShape { format, digits, cols: width, group });
+        match shape {
+            Some(shape) => groups.reset(shape, rows.len()),
+            None => {
+                x.reset(format, width, rows.len());
+                scales.resize(rows.len(), 0.0);
+            }
+        }
         let (writer, scales) = (x.writer(), Disjoint::new(scales));
+        let group_writer = groups.writer();
         let kernels = self.kernels;
         self.pool.run(rows.len(), &|r| {
             with_scratch(|scratch| {
-                let Scratch { floats, more_floats, bytes, .. } = scratch;
+                let Scratch { floats, more_floats, bytes, scales: group_scales, .. } = scratch;
                 let row = &source[r * width..(r + 1) * width];
                 let (mut normed, mut other) = (resized(floats, width), resized(more_floats, width));
                 let mut is_normed = false;
@@ -139,8 +188,16 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                     std::mem::swap(&mut normed, &mut other);
                     is_normed = true;
                 }
+                let input = if is_normed { &*normed } else { row };
+                if let Some(shape) = shape {
+                    let bytes = resized(bytes, digits.count() * width);
+                    let group_scales = resized(group_scales, shape.scales());
+                    kernels.quantize_groups(input, digits, bytes, group_scales);
+                    // SAFETY: each task writes its own row.
+                    return unsafe { group_writer.set_row(r, bytes, group_scales) };
+                }
                 let bytes = resized(bytes, width);
-                let scale = kernels.quantize(if is_normed { normed } else { row }, bytes);
+                let scale = kernels.quantize(input, bytes);
                 // SAFETY: each task writes its own row.
                 unsafe {
                     scales.part(r..r + 1)[0] = scale;
@@ -168,10 +225,35 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let (i, tiles) = tasks[task].clone();
             let (linear, input) = (linears[i], &quantized[inputs[i]]);
             with_scratch(|scratch| {
-                let (sums, columns) = multiply(isa, linear, tiles, input, &mut scratch.sums);
+                let Scratch { sums, values, .. } = scratch;
+                let buffers = ProductBuffers { sums, values };
+                let (products, columns) = multiply(isa, linear, tiles, input, buffers);
                 // SAFETY: each task writes its own columns.
                 let out = unsafe { outputs[i].columns(linear.matrix.rows(), columns) };
-                kernels.rescale(&sums, out);
+                products.set(kernels, out);
+            });
+        });
+    }
+
+    /// Applies the norms of query and key heads.
+    pub(super) fn norm_heads(&mut self, [query, key]: &[Vec<f32>; 2]) {
+        let (dim, eps) = (query.len(), self.weights.config().rms_norm_eps);
+        let Buffers { rows, queries, keys, .. } = &mut self.buffers;
+        let widths = [queries.len() / rows.len(), keys.len() / rows.len()];
+        let (queries, keys) = (Disjoint::new(queries), Disjoint::new(keys));
+        let kernels = self.kernels;
+        self.pool.run(rows.len(), &|r| {
+            with_scratch(|scratch| {
+                let normed = resized(&mut scratch.floats, dim);
+                let buffers = [(queries, widths[0], query), (keys, widths[1], key)];
+                for (buffer, width, weight) in buffers {
+                    // SAFETY: each task has its own row.
+                    let heads = unsafe { buffer.part(r * width..(r + 1) * width) };
+                    for head in heads.chunks_exact_mut(dim) {
+                        kernels.rms_norm(head, weight, eps, normed);
+                        head.copy_from_slice(normed);
+                    }
+                }
             });
         });
     }
@@ -191,12 +273,22 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         self.pool.run(tasks.len(), &|task| {
             let (_, tiles) = tasks[task].clone();
             with_scratch(|scratch| {
-                let Scratch { sums, more_sums, .. } = scratch;
-                let (gate_sums, columns) = multiply(isa, gate, tiles.clone(), gate_in, sums);
-                let (up_sums, _) = multiply(isa, up, tiles, up_in, more_sums);
+                let Scratch { sums, more_sums, values, more_values, .. } = scratch;
+                let buffers = ProductBuffers { sums, values };
+                let more = ProductBuffers { sums: more_sums, values: more_values };
+                let (of_gate, columns) = multiply(isa, gate, tiles.clone(), gate_in, buffers);
+                let (of_up, _) = multiply(isa, up, tiles, up_in, more);
                 // SAFETY: each task writes its own columns.
                 let out = unsafe { out.columns(width, columns) };
-                kernels.gate(activation, &gate_sums, &up_sums, out);
+                match (&of_gate, &of_up) {
+                    (Products::Sums(gate), Products::Sums(up)) => {
+                        kernels.gate(activation, gate, up, out);
+                    }
+                    (Products::Values(gate), Products::Values(up)) => {
+                        kernels.gate_values(activation, gate, up, out);
+                    }
+                    _ => unreachable!("all linears of a model have scales of groups, or none"),
+                }
             });
         });
     }
@@ -213,9 +305,11 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         self.pool.run(tasks.len(), &|task| {
             with_scratch(|scratch| {
                 let (_, tiles) = tasks[task].clone();
-                let (sums, columns) = multiply(isa, linear, tiles, input, &mut scratch.sums);
+                let Scratch { sums, values, .. } = scratch;
+                let buffers = ProductBuffers { sums, values };
+                let (products, columns) = multiply(isa, linear, tiles, input, buffers);
                 // SAFETY: each task writes its own columns.
-                kernels.add_rescaled(&sums, unsafe { residual.columns(width, columns) });
+                products.add(kernels, unsafe { residual.columns(width, columns) });
             });
         });
     }

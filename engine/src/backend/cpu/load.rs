@@ -14,10 +14,14 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{Backend, class, positions},
+    backend::{
+        Backend,
+        class::{self, Choices},
+        positions::Rope,
+    },
     files::{Model, ModelError},
     kernels::{
-        Isa,
+        Digits, Isa,
         float::{FloatKernels, KvElement},
     },
 };
@@ -31,8 +35,9 @@ pub(super) struct CpuBackend<E> {
     pub kv: KvStore<E>,
     pub block_count: usize,
     pub numerics_class: String,
-    /// RoPE frequencies `theta^(−2j / head_dim)`. // (head_dim / 2)
-    pub frequencies: Vec<f32>,
+    pub rope: Rope,
+    /// Digits of the activations of linears, for matrices with scales of groups.
+    pub digits: Digits,
     pub buffers: Buffers,
     pub screen_state: ScreenState,
 }
@@ -47,7 +52,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     ) -> Self {
         let config = weights.config();
         let kv = KvStore::new(KvShape::of(config), options.block_count);
-        let frequencies = positions::rope_frequencies(config.rope_theta, config.head_dim);
+        let rope = Rope::of(config);
+        let digits = class::digits(config, options.activations);
         Self {
             weights,
             kernels,
@@ -56,7 +62,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             kv,
             block_count: options.block_count,
             numerics_class,
-            frequencies,
+            rope,
+            digits,
             buffers: Buffers::default(),
             screen_state: ScreenState::default(),
         }
@@ -72,7 +79,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             kv,
             block_count: self.block_count,
             numerics_class: self.numerics_class.clone(),
-            frequencies: self.frequencies.clone(),
+            rope: self.rope.clone(),
+            digits: self.digits,
             buffers: Buffers::default(),
             screen_state: ScreenState::default(),
         }
@@ -101,6 +109,11 @@ pub enum LoadError {
     /// The system refuses the threads that load the weights.
     #[error("cannot start threads to load the weights")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+    /// Two digits for a model that was trained with one.
+    #[error(
+        "the model was trained with int8 activations: int16 is for models with a scale for each group of inputs"
+    )]
+    ActivationsOfTraining,
     /// A kernel disagrees with its scalar definition on this machine.
     #[error(transparent)]
     SelfTest(#[from] SelfTestError),
@@ -120,7 +133,11 @@ fn names_of_nodes() -> String {
 pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, LoadError> {
     let kernels =
         FloatKernels::of(options.isa).ok_or(LoadError::IsaUnavailable { isa: options.isa })?;
-    let numerics_class = class::of(&model, options.kv, options.head, "cpu")?;
+    if options.activations == Some(Digits::Two) && !model.config().group_scales {
+        return Err(LoadError::ActivationsOfTraining);
+    }
+    let CpuOptions { kv, head, activations, .. } = options;
+    let numerics_class = class::of(&model, Choices { kv, head, activations }, "cpu")?;
     let weights = load_weights(model, options)?;
     self_test::run(&weights, options.isa, kernels)?;
     tracing::info!(

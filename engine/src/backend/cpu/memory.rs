@@ -10,7 +10,7 @@ use crate::{
     config::{Linear, ModelConfig},
     files::Model,
     formats::{Format, PackedMatrix},
-    kernels::Activations,
+    kernels::{Activations, Digits, GroupShape},
 };
 
 /// Columns of a task's integer sums: four tiles, or the rows of the head that a task computes.
@@ -25,13 +25,22 @@ pub struct StepSize {
     pub sequences: usize,
     /// Threads of the step.
     pub threads: usize,
+    /// Digits of activations.
+    pub activations: Digits,
 }
 
 /// Returns the bytes of the packed matrices, and of the head with its copies.
 pub fn weight_bytes(model: &Model, format: Format, head: HeadMode) -> usize {
     let config = model.config();
-    let layer = shapes(config).map(|(rows, cols)| PackedMatrix::size_for(format, rows, cols));
-    config.layer_count * layer.sum::<usize>() + Head::size_for(model.head(), head)
+    let layer = shapes(config)
+        .map(|(rows, cols)| PackedMatrix::size_for(format, rows, cols, group_of(config, cols)));
+    config.layer_count * layer.sum::<usize>() + Head::size_for(model, format, head)
+}
+
+/// Returns the size of the groups with scales. Of groups of 64, it assumes that they pair up: where they do not, their
+/// scales take 6 % more.
+pub(super) fn group_of(config: &ModelConfig, cols: usize) -> Option<usize> {
+    config.group_scales.then(|| if cols.is_multiple_of(128) { 128 } else { 64 })
 }
 
 /// Returns the bytes of the KV storage.
@@ -41,15 +50,20 @@ pub fn kv_bytes(model: &Model, kv: KvType, block_count: usize) -> usize {
 
 /// Returns the bytes of the largest step's buffers, logits included, and of each thread's scratch.
 pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize {
-    let StepSize { rows, sequences, threads } = size;
+    let StepSize { rows, sequences, threads, activations: digits } = size;
     let (hidden, heads) = (config.hidden_size, config.head_count * config.head_dim);
     let kv = config.kv_head_count * config.head_dim;
     let widest = hidden.max(heads).max(config.intermediate_size);
+    let input = |cols: usize, digits| match group_of(config, cols) {
+        Some(group) => GroupShape { format, digits, cols, group }.row_bytes(),
+        None => Activations::row_bytes(format, cols) + size_of::<f32>(),
+    };
     let inputs = if config.linear_norm_eps.is_some() { 3 } else { 1 };
     let row = size_of::<Row>()
         + 4 * (hidden + config.head_dim + 2 * heads + 2 * kv + config.intermediate_size)
-        + inputs * (Activations::row_bytes(format, widest) + size_of::<f32>());
-    let logits = 4 * sequences * (config.vocab_size + 2 * hidden);
+        + inputs * input(widest, digits);
+    let head_input = if config.group_scales { input(hidden, Digits::Two) } else { 0 };
+    let logits = sequences * (4 * (config.vocab_size + 2 * hidden) + head_input);
     let group = config.head_count / config.kv_head_count;
     let scratch = 4
         * (2 * rows * TASK_COLUMNS // sums
@@ -61,7 +75,8 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
 /// Returns the bytes that loading takes besides the weights: one decoded matrix, twice while its rows are
 /// reordered.
 pub fn load_bytes(config: &ModelConfig) -> usize {
-    2 * shapes(config).map(|(rows, cols)| rows * cols).max().unwrap_or(0)
+    let table = if config.group_scales { config.vocab_size * config.hidden_size } else { 0 };
+    table.max(2 * shapes(config).map(|(rows, cols)| rows * cols).max().unwrap_or(0))
 }
 
 /// Returns the shapes of a layer's matrices.
@@ -86,8 +101,14 @@ mod tests {
         kv::{BLOCK_TOKENS, BlockId},
     };
 
-    const MODELS: [&str; 4] =
-        ["bitnet-tiny", "bitnet-online-tiny", "llama-norm-tiny", "llama-tiny"];
+    const MODELS: [&str; 6] = [
+        "bitnet-tiny",
+        "bitnet-online-tiny",
+        "llama-norm-tiny",
+        "llama-tiny",
+        "qwen3-group-tiny",
+        "qwen3-yarn-tiny",
+    ];
     const FORMATS: [Format; 3] = [Format::I2S, Format::Tl1, Format::Tl2];
     const BLOCKS: usize = 7;
     /// Tokens of the test step.
@@ -120,7 +141,9 @@ mod tests {
         let (model, head) = (open(name), HeadMode::Exact);
         let weights = Weights::load(Arc::clone(&model), format, head).expect("a good model");
         let (isa, threads, block_count) = (Isa::detect(), 2, BLOCKS);
-        let options = CpuOptions { format, isa, threads, kv, head, node: None, block_count };
+        let activations = None;
+        let options =
+            CpuOptions { format, isa, threads, kv, head, activations, node: None, block_count };
         let kernels = FloatKernels::of(isa).expect("detected");
         let mut backend = CpuBackend::<E>::new(weights.into(), kernels, options, String::new());
         assert_eq!(kv_bytes(&model, kv, BLOCKS), backend.kv.size_bytes(), "{name} {kv:?}");
@@ -132,7 +155,7 @@ mod tests {
         let mut logits = Logits::default();
         backend.step(&[chunk], &mut logits).expect("a good chunk");
         let config = model.config();
-        let size = StepSize { rows: ROWS, sequences: 1, threads: 0 };
+        let size = StepSize { rows: ROWS, sequences: 1, threads: 0, activations: Digits::Two };
         let computed = step_bytes(config, format, size) - 4 * config.vocab_size;
         let held = backend.buffers.size_bytes();
         assert!(held <= computed && computed <= 2 * held, "{name} {format}: {held}, {computed}");

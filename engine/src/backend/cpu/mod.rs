@@ -19,6 +19,7 @@ mod pool;
 pub(super) mod screen;
 mod self_test;
 mod sync;
+mod ternary_head;
 pub(crate) mod topology;
 mod weights;
 

@@ -1,6 +1,10 @@
 //! Options of the CPU backend and their names on the command line.
 
-use crate::{formats::Format, kernels::Isa, names::names};
+use crate::{
+    formats::Format,
+    kernels::{Digits, Isa},
+    names::names,
+};
 
 /// Element type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,10 +74,12 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Element type of the KV cache.
     pub kv: KvType,
-    /// Precision of the head.
+    /// Precision of the head. A ternary head has one.
     pub head: HeadMode,
     /// Memory node on whose cores the threads stay; `None`: they may run anywhere.
     pub node: Option<usize>,
+    /// Digits of activations, for models with scales of groups; `None`: two. Other models have one.
+    pub activations: Option<Digits>,
     /// KV blocks (of 16 positions) in the pool.
     pub block_count: usize,
 }

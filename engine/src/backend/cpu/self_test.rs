@@ -4,7 +4,9 @@
 use super::weights::Weights;
 use crate::{
     config::Linear,
-    kernels::{Isa, agrees_with_scalar, float::FloatKernels, wave},
+    kernels::{
+        Digits, Isa, agrees_with_scalar, float::FloatKernels, groups_agree_with_scalar, wave,
+    },
 };
 
 /// Rows of the test step; odd, so that no row tile divides it.
@@ -28,7 +30,11 @@ pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), Self
             let matrix = &layer.linear(linear).matrix;
             let last = matrix.tile_count() - 1;
             let mut tiles = [0..1, last..last + 1].into_iter();
-            if !tiles.all(|tiles| agrees_with_scalar(isa, matrix, ROWS, tiles)) {
+            let agrees = match matrix.group() {
+                Some(_) => groups_agree_with_scalar,
+                None => agrees_with_scalar,
+            };
+            if !tiles.all(|tiles| agrees(isa, matrix, ROWS, tiles)) {
                 let what = format!("{linear:?} in format {}", weights.format);
                 return Err(SelfTestError { isa, what });
             }
@@ -64,7 +70,15 @@ fn norms_match(float: &FloatKernels, norm: &[f32]) -> bool {
         let (mut normed, mut codes) = (vec![0.0; x.len()], vec![0i8; x.len()]);
         kernels.rms_norm(&x, norm, 1e-5, &mut normed);
         let scale = kernels.quantize(&normed, &mut codes).to_bits();
-        (normed.into_iter().map(f32::to_bits).collect::<Vec<_>>(), codes, scale)
+        let whole = &normed[..normed.len() / 64 * 64];
+        let groups = Digits::ALL.map(|digits| {
+            let mut q = vec![0i8; digits.count() * whole.len()];
+            let mut scales = vec![0.0; whole.len().div_ceil(128)];
+            kernels.quantize_groups(whole, digits, &mut q, &mut scales);
+            (q, scales.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+        });
+        let normed = normed.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        (normed, codes, scale, groups)
     };
     run(scalar) == run(float)
 }

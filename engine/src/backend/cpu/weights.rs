@@ -8,7 +8,7 @@ use crate::files::{Model, ModelError};
 use crate::formats::{Format, PackedMatrix, Scale};
 use crate::kernels::Isa;
 
-/// One ternary linear.
+/// One ternary linear; its matrix may have scales of groups.
 pub struct TernaryLinear {
     /// The packed trits.
     pub matrix: PackedMatrix,
@@ -24,6 +24,8 @@ pub struct Layer {
     linears: Vec<TernaryLinear>,
     /// Norm before attention. // (hidden)
     pub attention_norm: Vec<f32>,
+    /// Norms of each query and of each key head, before RoPE. // (head_dim)
+    pub head_norms: Option<[Vec<f32>; 2]>,
     /// Norm before the attention output linear. // (heads * head_dim)
     pub attention_sub_norm: Option<Vec<f32>>,
     /// Norm before the feed-forward block. // (hidden)
@@ -66,7 +68,7 @@ impl Weights {
             model.release_pages();
         }
         let final_norm = model.norm(Norm::Final)?;
-        let head = Head::load(&model, head);
+        let head = Head::load(&model, format, head)?;
         model.release_pages();
         Ok(Self { model, format, layers, final_norm, head })
     }
@@ -104,15 +106,21 @@ fn load_layer(
             let ternary = model.ternary(layer, linear)?;
             let norm = config.linear_norm_eps.map(|_| model.norm(Norm::Linear(layer, linear)));
             let norm = norm.transpose()?;
-            let matrix = PackedMatrix::pack(format, ternary.rows, ternary.cols, &ternary.trits)
+            let matrix = PackedMatrix::pack_matrix(format, &ternary)
                 .expect("the reader returns trits of the stated shape");
             Ok(TernaryLinear { matrix, scale: ternary.scale, norm })
         })
         .collect::<Result<_, ModelError>>()?;
+    let head_norms = [Norm::Query(layer), Norm::Key(layer)];
+    let head_norms = match config.qk_norm {
+        true => Some([model.norm(head_norms[0])?, model.norm(head_norms[1])?]),
+        false => None,
+    };
     let sub_norm = |norm| config.sub_norms.then(|| model.norm(norm)).transpose();
     Ok(Layer {
         linears,
         attention_norm: model.norm(Norm::Attention(layer))?,
+        head_norms,
         attention_sub_norm: sub_norm(Norm::AttentionSub(layer))?,
         feed_forward_norm: model.norm(Norm::FeedForward(layer))?,
         feed_forward_sub_norm: sub_norm(Norm::FeedForwardSub(layer))?,

@@ -46,7 +46,10 @@ use super::{
     Backend,
     cpu::{HeadMode, KvType},
 };
-use crate::{backend::class, files::Model};
+use crate::{
+    backend::class::{self, Choices},
+    files::Model,
+};
 use buffers::{Buffers, Limits};
 use device::Device;
 use shape::{Arena, Shape};
@@ -72,6 +75,7 @@ pub struct CudaOptions {
 /// # Errors
 /// [`CudaLoadError`]. Missing memory is reported before anything is loaded.
 pub fn load(model: Arc<Model>, options: CudaOptions) -> Result<Box<dyn Backend>, CudaLoadError> {
+    check_scales(&model)?;
     let device = driver::open(options.ordinal)?;
     let backend = start(&model, Box::new(device), options, Limits::default())?;
     Ok(Box::new(backend))
@@ -89,6 +93,7 @@ fn start(
     options: CudaOptions,
     limits: Limits,
 ) -> Result<CudaBackend, CudaLoadError> {
+    check_scales(model)?;
     let config = model.config().clone();
     let shape = Shape::of(&config, options.kv);
     let properties = device.properties().clone();
@@ -105,7 +110,8 @@ fn start(
     let block_bytes = shape.kv_block_bytes();
     let (fixed, free) = ((weight_bytes + buffer_bytes) as u64, properties.memory_free_bytes);
     let block_count = memory::block_count(fixed, block_bytes, options.blocks, free)?;
-    let numerics_class = class::of(model, options.kv, options.head, "cuda")?;
+    let CudaOptions { kv, head, .. } = options;
+    let numerics_class = class::of(model, Choices { kv, head, activations: None }, "cuda")?;
     let (weights_at, buffers_at) = (device.allocate(weight_bytes)?, device.allocate(buffer_bytes)?);
     let kv_base = device.allocate(block_count * block_bytes)?;
     let ((mut weights, buffers), ..) = place(weights_at, buffers_at);
@@ -135,6 +141,15 @@ fn start(
     self_test::run(&mut backend, model)?;
     model.release_pages();
     Ok(backend)
+}
+
+/// Rejects models whose matrices have more than one scale.
+fn check_scales(model: &Model) -> Result<(), CudaLoadError> {
+    if model.config().group_scales {
+        let feature = "a scale for each group of inputs yet: use --device cpu";
+        return Err(CudaLoadError::Unsupported(feature));
+    }
+    Ok(())
 }
 
 /// Rejects shapes that the kernels do not support.

@@ -70,6 +70,8 @@ impl Dtype {
             DenseType::F16 => Self::F16,
             DenseType::Bf16 => Self::Bf16,
             DenseType::F32 | DenseType::Q8_0 | DenseType::Q6K => Self::F32,
+            // Models with these are refused before: see `super::check_scales`.
+            DenseType::Q2_0 | DenseType::Pq2_0 | DenseType::Ptq1_0 => Self::F32,
         }
     }
 
@@ -187,12 +189,12 @@ impl Weights {
         }
         model.release_pages();
         let config = model.config();
-        let frequencies = positions::rope_frequencies(config.rope_theta, shape.head_dim);
+        let rope = positions::Rope::of(config);
         let mut rotations = vec![0f32; shape.context * shape.head_dim];
         rotations
             .par_chunks_exact_mut(shape.head_dim)
             .enumerate()
-            .for_each(|(position, out)| positions::rotation(position, &frequencies, out));
+            .for_each(|(position, out)| rope.rotation(position, out));
         write_floats(device, self.rotations, &rotations)?;
         Ok(())
     }

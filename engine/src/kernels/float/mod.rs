@@ -22,10 +22,10 @@ use half::{bf16, f16};
 pub use attention::{AttentionTile, Stored};
 pub use kv::KvElement;
 pub use lanes::LANES;
-pub use outputs::{Columns, Sums};
+pub use outputs::{Columns, Sums, Values};
 
 use super::{
-    Isa,
+    Digits, Isa,
     screen::{Bounds, Products, RangeNoise},
 };
 use crate::config::Activation;
@@ -42,6 +42,10 @@ pub struct FloatKernels {
     rescale: unsafe fn(&Sums<'_>, &mut Columns<'_>),
     add_rescaled: unsafe fn(&Sums<'_>, &mut Columns<'_>),
     gate: unsafe fn(Activation, &Sums<'_>, &Sums<'_>, &mut Columns<'_>),
+    quantize_groups: unsafe fn(&[f32], Digits, &mut [i8], &mut [f32]),
+    set_values: unsafe fn(&Values<'_>, &mut Columns<'_>),
+    add_values: unsafe fn(&Values<'_>, &mut Columns<'_>),
+    gate_values: unsafe fn(Activation, &Values<'_>, &Values<'_>, &mut Columns<'_>),
     narrow: unsafe fn(&[f32], &mut [f16]),
     int8_scale: unsafe fn(&[f32]) -> f32,
     narrow_int8: unsafe fn(&[f32], f32, &mut [i8]),
@@ -182,6 +186,42 @@ impl FloatKernels {
     ) {
         // SAFETY: see `rms_norm`.
         unsafe { (self.gate)(activation, gate, up, &mut out) }
+    }
+
+    /// Quantizes the row of a token to digits, `(digits, cols)`, with a scale for each 128 inputs.
+    ///
+    /// # Panics
+    /// If the row is not a multiple of sixteen, or a length does not fit.
+    pub fn quantize_groups(&self, x: &[f32], digits: Digits, q: &mut [i8], scales: &mut [f32]) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.quantize_groups)(x, digits, q, scales) }
+    }
+
+    /// Writes values of a linear: `out = values`.
+    ///
+    /// # Panics
+    /// If the rows or columns do not match, as in the two methods below.
+    pub fn set_values(&self, values: &Values<'_>, mut out: Columns<'_>) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.set_values)(values, &mut out) }
+    }
+
+    /// Adds values of a linear to the residual stream: `out += values`.
+    pub fn add_values(&self, values: &Values<'_>, mut out: Columns<'_>) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.add_values)(values, &mut out) }
+    }
+
+    /// Writes the gated values of two linears: `out = act(gate) ⊙ up`.
+    pub fn gate_values(
+        &self,
+        activation: Activation,
+        gate: &Values<'_>,
+        up: &Values<'_>,
+        mut out: Columns<'_>,
+    ) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.gate_values)(activation, gate, up, &mut out) }
     }
 
     /// Computes the attention of `positions.len()` queries `(n, head_dim)` into `(n, padded_head_dim)`.

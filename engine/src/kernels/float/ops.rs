@@ -2,6 +2,7 @@
 //! of operations, so that all ISAs give equal bits.
 
 use super::lanes::{Element, F16_MAX, LANES, Lanes};
+use crate::kernels::{Digits, SCALED_INPUTS};
 use half::f16;
 
 /// `out = weight ⊙ (x · 1/√(mean(x²) + eps))`; all slices have the same length.
@@ -78,6 +79,51 @@ pub unsafe fn quantize<L: Lanes>(x: &[f32], q: &mut [i8]) -> f32 {
             q[i] = v.round_ties_even() as i8;
         }
         s
+    }
+}
+
+/// Quantizes a row to digits with a scale for each [`SCALED_INPUTS`] inputs: see `kernels::group_activations`.
+/// // x: (cols), q: (digits, cols), scales: (cols / SCALED_INPUTS, rounded up)
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn quantize_groups<L: Lanes>(
+    x: &[f32],
+    digits: Digits,
+    q: &mut [i8],
+    scales: &mut [f32],
+) {
+    assert!(x.len().is_multiple_of(LANES) && q.len() == digits.count() * x.len());
+    assert!(scales.len() == x.len().div_ceil(SCALED_INPUTS));
+    let (high, low) = q.split_at_mut((digits.count() - 1) * x.len());
+    let limit = digits.limit();
+    // As the reference, one digit may be −128, which no quotient rounds to but for NaN and infinity.
+    let least = if digits == Digits::One { -128.0 } else { -limit };
+    // SAFETY: every pointer is within its slice, in steps of LANES.
+    unsafe {
+        for (group, scale) in scales.iter_mut().enumerate() {
+            let start = group * SCALED_INPUTS;
+            let end = (start + SCALED_INPUTS).min(x.len());
+            let mut largest = L::splat(1e-5);
+            for i in (start..end).step_by(LANES) {
+                largest = L::load(x.as_ptr().add(i)).abs().max(largest);
+            }
+            *scale = largest.max_lane() / limit;
+            let divisor = L::splat(*scale);
+            for i in (start..end).step_by(LANES) {
+                let v = L::load(x.as_ptr().add(i)).div(divisor);
+                let v = v.min(L::splat(limit)).max(L::splat(least)).round();
+                if digits == Digits::One {
+                    v.store_i8(low.as_mut_ptr().add(i));
+                    continue;
+                }
+                // ⌊(v + 128) / 256⌋: with a quarter more, no quotient is a tie.
+                let h = v.add(L::splat(0.25)).mul(L::splat(1.0 / 256.0)).round();
+                h.store_i8(high.as_mut_ptr().add(i));
+                h.mul_add(L::splat(-256.0), v).store_i8(low.as_mut_ptr().add(i));
+            }
+        }
     }
 }
 

@@ -20,6 +20,15 @@ pub struct Sums<'a> {
     pub scale: Scale,
 }
 
+/// Values of some columns of a linear, for every row of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct Values<'a> {
+    /// The values; a row may have more than there are columns. // (rows, stride)
+    pub values: &'a [f32],
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
 /// Columns of a buffer `(rows, width)` that one task writes.
 #[derive(Debug)]
 pub struct Columns<'a> {
@@ -99,6 +108,46 @@ pub unsafe fn gate<L: Lanes>(
         match activation {
             Activation::SquaredRelu => each::<L, 2>([gate, up], out, SquaredRelu),
             Activation::Silu => each::<L, 2>([gate, up], out, Silu),
+        }
+    }
+}
+
+/// `out = values`
+///
+/// # Safety
+/// As for [`rescale`].
+#[inline(always)]
+pub unsafe fn set_values<L: Lanes>(values: &Values<'_>, out: &mut Columns<'_>) {
+    // SAFETY: the caller has the ISA.
+    unsafe { each_value::<L, 1>([values], out, Set) }
+}
+
+/// `out += values`
+///
+/// # Safety
+/// As for [`rescale`].
+#[inline(always)]
+pub unsafe fn add_values<L: Lanes>(values: &Values<'_>, out: &mut Columns<'_>) {
+    // SAFETY: the caller has the ISA.
+    unsafe { each_value::<L, 1>([values], out, Add) }
+}
+
+/// As [`gate`], of values.
+///
+/// # Safety
+/// As for [`rescale`].
+#[inline(always)]
+pub unsafe fn gate_values<L: Lanes>(
+    activation: Activation,
+    gate: &Values<'_>,
+    up: &Values<'_>,
+    out: &mut Columns<'_>,
+) {
+    // SAFETY: the caller has the ISA.
+    unsafe {
+        match activation {
+            Activation::SquaredRelu => each_value::<L, 2>([gate, up], out, SquaredRelu),
+            Activation::Silu => each_value::<L, 2>([gate, up], out, Silu),
         }
     }
 }
@@ -198,6 +247,48 @@ unsafe fn each<L: Lanes, const N: usize>(
                 let mut new = [0f32; LANES];
                 let old = L::load_first(out.as_ptr().add(whole), rest);
                 finish.finish(values, old).store(new.as_mut_ptr());
+                out[whole..].copy_from_slice(&new[..rest]);
+            }
+        }
+    }
+}
+
+/// As [`each`], of values.
+#[inline(always)]
+unsafe fn each_value<L: Lanes, const N: usize>(
+    values: [&Values<'_>; N],
+    out: &mut Columns<'_>,
+    finish: impl Finish<L, N>,
+) {
+    let count = out.count;
+    assert!(values.iter().all(|of| of.stride >= count));
+    let whole = count / LANES * LANES;
+    for row in 0..out.rows {
+        let out = out.row(row);
+        let mut rows: [&[f32]; N] = [&[]; N];
+        for n in 0..N {
+            rows[n] = &values[n].values[row * values[n].stride..][..count];
+        }
+        // SAFETY: the caller has the ISA; pointers are valid for sixteen elements of the slices or, for the tail,
+        // of an array of sixteen.
+        unsafe {
+            for at in (0..whole).step_by(LANES) {
+                let mut of = [L::splat(0.0); N];
+                for n in 0..N {
+                    of[n] = L::load(rows[n].as_ptr().add(at));
+                }
+                let to = out.as_mut_ptr().add(at);
+                finish.finish(of, L::load(to)).store(to);
+            }
+            if whole < count {
+                let rest = count - whole;
+                let mut of = [L::splat(0.0); N];
+                for n in 0..N {
+                    of[n] = L::load_first(rows[n].as_ptr().add(whole), rest);
+                }
+                let mut new = [0f32; LANES];
+                let old = L::load_first(out.as_ptr().add(whole), rest);
+                finish.finish(of, old).store(new.as_mut_ptr());
                 out[whole..].copy_from_slice(&new[..rest]);
             }
         }

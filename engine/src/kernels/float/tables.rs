@@ -4,11 +4,11 @@ use half::{bf16, f16};
 
 use super::{
     super::screen::{self, Bounds, Products, RangeNoise},
-    AttentionTile, Columns, FloatKernels, KvElement, Sums, attention, attention_q8,
+    AttentionTile, Columns, FloatKernels, KvElement, Sums, Values, attention, attention_q8,
     lanes::Element,
     ops, outputs,
 };
-use crate::config::Activation;
+use crate::{config::Activation, kernels::Digits};
 
 /// Instantiates every kernel for one ISA. The arguments are: module, lanes, target features, queries
 /// per attention tile, and the register tile of the head (head rows × hidden rows).
@@ -23,6 +23,10 @@ macro_rules! instantiate {
                 rescale,
                 add_rescaled,
                 gate,
+                quantize_groups,
+                set_values,
+                add_values,
+                gate_values,
                 narrow,
                 int8_scale,
                 narrow_int8,
@@ -54,6 +58,28 @@ macro_rules! instantiate {
                 out: &mut Columns<'_>
             ) {
                 outputs::gate::<$lanes>(act, gate, up, out)
+            });
+            instantiate!(@fn $features quantize_groups(
+                x: &[f32],
+                digits: Digits,
+                q: &mut [i8],
+                scales: &mut [f32]
+            ) {
+                ops::quantize_groups::<$lanes>(x, digits, q, scales)
+            });
+            instantiate!(@fn $features set_values(values: &Values<'_>, out: &mut Columns<'_>) {
+                outputs::set_values::<$lanes>(values, out)
+            });
+            instantiate!(@fn $features add_values(values: &Values<'_>, out: &mut Columns<'_>) {
+                outputs::add_values::<$lanes>(values, out)
+            });
+            instantiate!(@fn $features gate_values(
+                act: Activation,
+                gate: &Values<'_>,
+                up: &Values<'_>,
+                out: &mut Columns<'_>
+            ) {
+                outputs::gate_values::<$lanes>(act, gate, up, out)
             });
             instantiate!(@fn $features narrow(x: &[f32], out: &mut [f16]) {
                 ops::narrow::<$lanes>(x, out)

@@ -7,8 +7,11 @@
 
 use std::{arch::x86_64::*, ops::Range};
 
+use half::f16;
+
 use super::{
     CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
+    groups::{self, GroupWork, Join, enabled_groups},
     many::{self, Codes, Many},
     peak,
 };
@@ -137,6 +140,78 @@ impl Vectors for Avx2 {
                 (2, 1) => block_avx2::<E, 2, 1, 1>(work),
                 (3, 1) => block_avx2::<E, 3, 1, 1>(work),
                 _ => unreachable!("{rows} rows and {tiles} tiles in a group"),
+            }
+        }
+    }
+}
+
+enabled_groups!(Avx2, "avx2,fma,f16c", groups_avx2);
+
+impl Join for Avx2 {
+    type Floats = [__m256; 2];
+    const GROUP_ROWS: usize = 3;
+
+    #[inline(always)]
+    unsafe fn no_floats() -> [__m256; 2] {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_setzero_ps(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_floats(from: *const f32) -> [__m256; 2] {
+        // SAFETY: the caller has AVX2 and 16 values at `from`.
+        unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_floats(to: *mut f32, floats: [__m256; 2]) {
+        // SAFETY: the caller has AVX2 and 16 places at `to`.
+        unsafe {
+            _mm256_storeu_ps(to, floats[0]);
+            _mm256_storeu_ps(to.add(8), floats[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_scales(from: *const f16) -> [__m256; 2] {
+        // SAFETY: the caller has F16C and 16 values at `from`.
+        unsafe {
+            let half = |half: usize| _mm_loadu_si128(from.add(8 * half).cast());
+            [_mm256_cvtph_ps(half(0)), _mm256_cvtph_ps(half(1))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shifted(lanes: Lanes) -> Lanes {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_slli_epi32::<8>(lanes[0]), _mm256_slli_epi32::<8>(lanes[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn join(y: [__m256; 2], sum: Lanes, scales: [__m256; 2], scale: f32) -> [__m256; 2] {
+        // SAFETY: the caller has AVX2 and FMA.
+        unsafe {
+            let scale = _mm256_set1_ps(scale);
+            let low = _mm256_mul_ps(scales[0], scale);
+            let high = _mm256_mul_ps(scales[1], scale);
+            [
+                _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[0]), low, y[0]),
+                _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[1]), high, y[1]),
+            ]
+        }
+    }
+
+    unsafe fn run_groups<E: Expand<Self>>(work: GroupWork, rows: usize, digits: usize) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match (rows, digits) {
+                (1, 1) => groups_avx2::<E, 1, 1, 2>(work),
+                (2, 1) => groups_avx2::<E, 2, 1, 2>(work),
+                (3, 1) => groups_avx2::<E, 3, 1, 1>(work),
+                (1, 2) => groups_avx2::<E, 1, 2, 2>(work),
+                (2, 2) => groups_avx2::<E, 2, 2, 1>(work),
+                (3, 2) => groups_avx2::<E, 3, 2, 1>(work),
+                _ => unreachable!("{rows} rows of {digits} digits in a set"),
             }
         }
     }

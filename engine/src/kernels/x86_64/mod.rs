@@ -21,11 +21,15 @@ use std::{
     sync::LazyLock,
 };
 
-use super::gemm::{Path, Product};
+use super::{
+    gemm::{Path, Product},
+    group_gemm::GroupProduct,
+};
 use crate::formats::{TILE_ROWS, layout::with_layout};
 
 mod avx2;
 mod avx512;
+mod groups;
 mod many;
 mod peak;
 pub(super) mod registers;
@@ -160,6 +164,23 @@ pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
             Path::Avx512 => gemm_as::<Bw, L>(product),
             Path::Avx512Vnni => gemm_as::<Vnni, L>(product),
             Path::Amx => avx512::amx::gemm::<L>(product),
+        });
+    }
+}
+
+/// Runs the product with scales of groups by a path other than the scalar one.
+///
+/// # Safety
+/// As for [`gemm`].
+pub(super) unsafe fn gemm_groups(path: Path, product: GroupProduct<'_>) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        with_layout!(product.format, L => match path {
+            Path::Scalar => super::scalar::gemm_groups(product),
+            Path::Avx2 => groups::gemm::<Avx2, L>(product),
+            Path::Avx512 => groups::gemm::<Bw, L>(product),
+            // Tile registers sum 64 inputs at a time, so they can serve groups, too. Not done yet: vectors do it.
+            Path::Avx512Vnni | Path::Amx => groups::gemm::<Vnni, L>(product),
         });
     }
 }

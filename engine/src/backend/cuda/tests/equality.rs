@@ -22,7 +22,16 @@ const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitn
 fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
     let CudaOptions { kv, head, .. } = options;
     let (format, isa) = (Format::I2S, Isa::detect());
-    let options = CpuOptions { format, isa, threads: 1, node: None, kv, head, block_count: BLOCKS };
+    let options = CpuOptions {
+        format,
+        isa,
+        threads: 1,
+        kv,
+        head,
+        activations: None,
+        node: None,
+        block_count: BLOCKS,
+    };
     cpu::load(Arc::clone(model), options).expect("the CPU runs it")
 }
 

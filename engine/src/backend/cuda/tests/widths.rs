@@ -60,7 +60,8 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
     let Some(mut cuda) = load(&model, options, limits) else { return };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (format, isa) = (Format::I2S, Isa::detect());
-    let options = CpuOptions { format, isa, threads, kv, head, node: None, block_count };
+    let options =
+        CpuOptions { format, isa, threads, kv, head, activations: None, node: None, block_count };
     let mut cpu = cpu::load(Arc::clone(&model), options).expect("the CPU runs the model");
     prefill(&sizes, cpu.as_mut(), &mut cuda);
     for &count in sizes.decodes {

@@ -1,0 +1,99 @@
+//! [`gemm_groups`], the safe entry point of the product with scales of groups: checks shapes, then runs one [`Path`].
+//!
+//! With trits `t`, integers `q` of the activations ([`super::GroupActivations`]), weight scales `w` and activation
+//! scales `s`, output `j` of row `i` is, over the groups `g` in ascending order,
+//!
+//! ```text
+//! y = 0
+//! y = fma(f32(Σ_k q[i, k] · t[j, k]), w[j, g] · s[i, g], y)      (k in group g)
+//! ```
+//!
+//! The sums are exact; the product of the scales and the fused multiply-add are rounded once each. So every ISA,
+//! format and number of digits has one result.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::{GroupActivations, Isa, gemm::Path, scalar};
+use crate::formats::{Format, PackedMatrix, TILE_ROWS};
+
+/// One product with checked shapes.
+pub(super) struct GroupProduct<'a> {
+    pub format: Format,
+    pub tiles: &'a [u8],        // (tile, tile_bytes)
+    pub tile_bytes: usize,      // a multiple of 64
+    pub groups: usize,          // of a row
+    pub group_blocks: usize,    // blocks of a group of a tile
+    pub tile_scales: &'a [f16], // (tile, groups, TILE_ROWS)
+    pub digits: usize,          // 1, or 2: high and low
+    pub digit_bytes: usize,     // group_blocks * BLOCK_COLS
+    pub x: &'a [i8],            // (row, x_stride), the first groups * digits * digit_bytes in use
+    pub x_stride: usize,        // a multiple of 64
+    pub sums: &'a [i32],        // (row, groups)
+    pub row_scales: &'a [f32],  // (row, groups)
+    pub y: &'a mut [f32],       // (row, tile, TILE_ROWS)
+}
+
+/// Multiplies a range of tiles of `w` by all rows of `x`; `y[i * stride + j]` is the output `16 * tiles.start + j` of row
+/// `i`, with `stride = 16 * tiles.len()`. Outputs past the matrix's last row are 0 (or NaN if an activation is).
+///
+/// # Panics
+/// If this machine cannot run `isa`, `w` has no scales of groups, `tiles` exceeds it, `x` was reset for other matrices,
+/// or `y` is shorter than `x.rows() * stride`.
+pub fn gemm_groups(
+    isa: Isa,
+    w: &PackedMatrix,
+    tiles: Range<usize>,
+    x: &GroupActivations,
+    y: &mut [f32],
+) {
+    let Some(path) = Path::of(isa) else { panic!("this machine has no {isa}") };
+    gemm_groups_by(path, w, tiles, x, y);
+}
+
+/// Runs [`gemm_groups`] by a given path, which must be available.
+pub(super) fn gemm_groups_by(
+    path: Path,
+    w: &PackedMatrix,
+    tiles: Range<usize>,
+    x: &GroupActivations,
+    y: &mut [f32],
+) {
+    let stride = tiles.len() * TILE_ROWS;
+    let (rows, shape) = (x.rows(), x.shape());
+    assert!(tiles.end <= w.tile_count(), "tiles {tiles:?} of {}", w.tile_count());
+    let of_matrix = (w.format(), w.cols(), w.group());
+    let of_rows = (shape.format, shape.cols, Some(shape.group));
+    assert_eq!(of_rows, of_matrix, "activations for another matrix");
+    assert!(y.len() >= rows * stride, "{} outputs for {rows} x {stride}", y.len());
+    let Some(tile_scales) = w.group_scales(tiles.clone()) else {
+        panic!("a matrix without scales of groups")
+    };
+    if stride == 0 || rows == 0 {
+        return;
+    }
+    let groups = shape.groups();
+    let product = GroupProduct {
+        format: w.format(),
+        tiles: w.tiles(tiles),
+        tile_bytes: w.tile_bytes(),
+        groups,
+        group_blocks: w.blocks() / groups,
+        tile_scales,
+        digits: shape.digits.count(),
+        digit_bytes: shape.digit_bytes(),
+        x: x.data(),
+        x_stride: shape.stride(),
+        sums: x.sums(),
+        row_scales: x.scales(),
+        y: &mut y[..rows * stride],
+    };
+    match path {
+        Path::Scalar => scalar::gemm_groups(product),
+        // SAFETY: `Path::of` or the test that created the path checked its features; the shapes were
+        // checked above.
+        #[cfg(target_arch = "x86_64")]
+        path => unsafe { super::x86_64::gemm_groups(path, product) },
+    }
+}

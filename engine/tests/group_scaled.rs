@@ -1,0 +1,308 @@
+//! Models with a scale for each group of inputs (Qwen3 in the structure of Ternary Bonsai): every file of a model is the
+//! same model, and its logits are those of `transformers`. golden/README.md explains the permitted differences.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::{fs, sync::Arc};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use support::{cases, golden};
+use tritmill_engine::{
+    backend::{
+        Backend, Chunk, Logits, LogitsFor,
+        cpu::{self, CpuOptions, HeadMode, KvType},
+        cuda::{self, CudaOptions, KvBlocks},
+    },
+    chat::Message,
+    config::Linear,
+    files::Model,
+    formats::Format,
+    kernels::{Digits, Isa},
+    kv::BlockId,
+};
+
+const MODELS: [&str; 2] = ["qwen3-group-tiny", "qwen3-yarn-tiny"];
+const BLOCKS: usize = 64;
+
+/// The four GGUF files of a model.
+fn gguf_files(model: &str) -> [String; 4] {
+    ["q2_0", "pq2_0", "q2_0-g128-legacy", "ptq1_0"]
+        .map(|encoding| format!("{model}/{model}-{encoding}.gguf"))
+}
+
+fn open(path: &str) -> Arc<Model> {
+    Arc::new(Model::open(&golden(path)).unwrap())
+}
+
+fn options(format: Format, isa: Isa, activations: Digits) -> CpuOptions {
+    let (kv, head) = (KvType::F32, HeadMode::Exact);
+    let activations = Some(activations);
+    CpuOptions { format, isa, threads: 2, kv, head, activations, node: None, block_count: BLOCKS }
+}
+
+fn backend(path: &str, activations: Digits) -> Box<dyn Backend> {
+    cpu::load(open(path), options(Format::I2S, Isa::detect(), activations)).unwrap()
+}
+
+/// Returns the logits of every position. // (position, vocab)
+fn all_logits(backend: &mut dyn Backend, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let blocks: Vec<BlockId> = (0..BLOCKS as u32).map(BlockId).collect();
+    let mut logits = Logits::default();
+    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
+    backend.step(&[chunk], &mut logits).unwrap();
+    logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
+}
+
+struct Prompt {
+    name: String,
+    ids: Vec<u32>,
+    /// Of the mathematics with int8 activations, and with none.
+    int8_logits: Vec<f32>,
+    full_logits: Vec<f32>,
+    greedy: Vec<usize>,
+    margins: Vec<f64>,
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+fn prompts(model: &str) -> Vec<Prompt> {
+    let bytes = fs::read(golden(&format!("{model}/logits.safetensors"))).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |name: String| -> Vec<f32> {
+        let data = tensors.tensor(&name).unwrap().data().to_vec();
+        data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    let prompt = |p: &Value| {
+        let name = p["name"].as_str().unwrap().to_owned();
+        Prompt {
+            ids: numbers(&p["ids"]).into_iter().map(|id| id as u32).collect(),
+            int8_logits: floats(format!("{name}.last_logits")),
+            full_logits: floats(format!("{name}.full_logits")),
+            greedy: numbers(&p["greedy"]["ids"]).into_iter().map(|id| id as usize).collect(),
+            margins: numbers(&p["greedy"]["margin"]),
+            name,
+        }
+    };
+    cases(model)["prompts"].as_array().unwrap().iter().map(prompt).collect()
+}
+
+/// Returns whether a prompt is short enough for the scalar kernels.
+fn is_short(prompt: &Prompt) -> bool {
+    prompt.ids.len() <= 64
+}
+
+fn argmax(logits: &[f32]) -> usize {
+    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+}
+
+fn margin(logits: &[f32]) -> f32 {
+    let mut sorted = logits.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    sorted[0] - sorted[1]
+}
+
+/// Returns the largest difference, and the RMS of the differences relative to that of `want`.
+fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
+    let (mut largest, mut error, mut power) = (0f64, 0f64, 0f64);
+    for (g, w) in got.iter().zip(want) {
+        let d = (f64::from(*g) - f64::from(*w)).abs();
+        largest = largest.max(d);
+        error += d * d;
+        power += f64::from(*w) * f64::from(*w);
+    }
+    (largest, (error / power).sqrt())
+}
+
+#[test]
+fn all_files_of_a_model_are_the_same_model() {
+    for name in MODELS {
+        let folder = open(name);
+        let fingerprint = folder.fingerprint().unwrap();
+        for file in gguf_files(name) {
+            let model = open(&file);
+            for layer in 0..folder.config().layer_count {
+                for linear in Linear::ALL {
+                    let (a, b) = (folder.ternary(layer, linear), model.ternary(layer, linear));
+                    let (a, b) = (a.unwrap(), b.unwrap());
+                    assert!(a.trits == b.trits, "{file} {layer} {linear:?}");
+                    assert_eq!(a.groups, b.groups, "{file} {layer} {linear:?}");
+                    assert_eq!(a.groups.unwrap().size, 128);
+                }
+            }
+            for norm in folder.norms() {
+                assert_eq!(folder.norm(norm).unwrap(), model.norm(norm).unwrap(), "{norm:?}");
+            }
+            let mut config = model.config().clone();
+            config.architecture.clone_from(&folder.config().architecture);
+            assert_eq!(&config, folder.config(), "{file}");
+            assert_eq!(model.fingerprint().unwrap(), fingerprint, "{file}");
+        }
+    }
+}
+
+#[test]
+fn embedding_rows_are_the_same_from_every_file() {
+    for name in MODELS {
+        let folder = open(name);
+        let row = |model: &Model, token| {
+            let mut row = vec![0f32; model.config().hidden_size];
+            model.embedding().row(token, &mut row);
+            row
+        };
+        for file in gguf_files(name) {
+            let model = open(&file);
+            for token in [0, 1, 333, folder.config().vocab_size - 1] {
+                assert_eq!(row(&model, token), row(&folder, token), "{file} {token}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_format_isa_and_thread_count_gives_the_same_bits() {
+    for name in MODELS {
+        let prompts = prompts(name);
+        for activations in Digits::ALL {
+            let mut first = backend(name, activations);
+            let want: Vec<_> = prompts.iter().map(|p| all_logits(first.as_mut(), &p.ids)).collect();
+            let check = |what: &str, mut backend: Box<dyn Backend>| {
+                assert_eq!(backend.numerics_class(), first.numerics_class(), "{what}");
+                for (prompt, want) in prompts.iter().zip(&want).filter(|(p, _)| is_short(p)) {
+                    let got = all_logits(backend.as_mut(), &prompt.ids);
+                    assert!(got == *want, "{what} {activations} {}", prompt.name);
+                }
+            };
+            for file in gguf_files(name) {
+                check(&file, backend(&file, activations));
+            }
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                for format in Format::ALL {
+                    let options = CpuOptions { threads: 3, ..options(format, isa, activations) };
+                    check(
+                        &format!("{name} {format} {isa}"),
+                        cpu::load(open(name), options).unwrap(),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The prompts are so short that no activation rounds to another integer.
+#[test]
+fn int8_activations_match_transformers() {
+    for name in MODELS {
+        let mut backend = backend(name, Digits::One);
+        for prompt in prompts(name) {
+            let logits = all_logits(backend.as_mut(), &prompt.ids);
+            let last = logits.last().unwrap();
+            let (absolute, rms) = differences(last, &prompt.int8_logits);
+            eprintln!(
+                "{name} {} of {} tokens: {absolute:.2e} {rms:.2e}",
+                prompt.name,
+                prompt.ids.len()
+            );
+            assert!(rms <= 0.05, "{name} {}: {rms}", prompt.name);
+            if matches!(&*prompt.name, "p0" | "p1" | "p2") {
+                assert!(absolute <= 1e-3, "{name} {}: {absolute}", prompt.name);
+                assert_eq!(argmax(last), argmax(&prompt.int8_logits), "{name} {}", prompt.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn int16_activations_match_transformers_without_rounding() {
+    for name in MODELS {
+        let mut backend = backend(name, Digits::Two);
+        for prompt in prompts(name) {
+            let logits = all_logits(backend.as_mut(), &prompt.ids);
+            let last = logits.last().unwrap();
+            let (absolute, rms) = differences(last, &prompt.full_logits);
+            eprintln!(
+                "{name} {} of {} tokens: {absolute:.2e} {rms:.2e}",
+                prompt.name,
+                prompt.ids.len()
+            );
+            assert!(rms <= 2e-3, "{name} {}: {rms}", prompt.name);
+            if margin(&prompt.full_logits) > 0.02 {
+                assert_eq!(argmax(last), argmax(&prompt.full_logits), "{name} {}", prompt.name);
+            }
+        }
+    }
+}
+
+/// Teacher-forced: after each golden token, the next token is the same wherever the golden margin is clear of the
+/// difference that other roundings make.
+#[test]
+fn greedy_continuations_follow_the_golden_ones() {
+    for name in MODELS {
+        let mut backend = backend(name, Digits::One);
+        for prompt in prompts(name) {
+            let greedy = prompt.greedy.iter().map(|&id| id as u32);
+            let all: Vec<u32> = prompt.ids.iter().copied().chain(greedy).collect();
+            let logits = all_logits(backend.as_mut(), &all);
+            for (step, want) in prompt.greedy.iter().enumerate() {
+                let got = argmax(&logits[prompt.ids.len() - 1 + step]);
+                if prompt.margins[step] > 0.2 {
+                    assert_eq!(got, *want, "{name} {} step {step}", prompt.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tokenizers_of_folder_and_file_split_as_recorded() {
+    for name in MODELS {
+        for path in [name.to_owned(), gguf_files(name)[0].clone()] {
+            let model = open(&path);
+            for case in cases(name)["tokenizer"].as_array().unwrap() {
+                let text = case["text"].as_str().unwrap();
+                let want: Vec<u32> =
+                    numbers(&case["ids"]).into_iter().map(|id| id as u32).collect();
+                let got = model.tokenizer().encode(text, true).unwrap();
+                assert_eq!(got, want, "{path}: {text:?}");
+            }
+            for case in cases(name)["chat"].as_array().unwrap() {
+                let message = |m: &Value| Message {
+                    role: m["role"].as_str().unwrap().to_owned(),
+                    content: m["content"].as_str().unwrap().to_owned(),
+                };
+                let messages: Vec<_> =
+                    case["messages"].as_array().unwrap().iter().map(message).collect();
+                let generates = case["add_generation_prompt"].as_bool().unwrap();
+                let rendered = model.chat_template().unwrap().render(&messages, generates).unwrap();
+                assert_eq!(rendered, case["rendered"].as_str().unwrap(), "{path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn class_names_the_activations_and_the_head() {
+    let class = |activations| {
+        let options = CpuOptions { activations, ..options(Format::I2S, Isa::Scalar, Digits::One) };
+        cpu::load(open("qwen3-yarn-tiny"), options).unwrap().numerics_class().to_owned()
+    };
+    let (int8, int16) = (class(Some(Digits::One)), class(Some(Digits::Two)));
+    assert!(int8.contains("/head-ternary/activations-int8-1/"), "{int8}");
+    assert!(int16.contains("/head-ternary/activations-int16-1/"), "{int16}");
+    assert_eq!(class(None), int16, "two digits are the default");
+}
+
+#[test]
+fn choices_that_a_model_does_not_have_are_refused() {
+    let two = options(Format::I2S, Isa::detect(), Digits::Two);
+    let error = cpu::load(open("bitnet-tiny"), two).err().unwrap().to_string();
+    assert!(error.contains("trained with int8 activations"), "{error}");
+    let (kv, head) = (KvType::F16, HeadMode::Exact);
+    let gpu = CudaOptions { ordinal: 0, kv, head, blocks: KvBlocks::Exactly(1) };
+    let error = cuda::load(open("qwen3-group-tiny"), gpu).err().unwrap().to_string();
+    assert!(error.contains("a scale for each group of inputs"), "{error}");
+}
