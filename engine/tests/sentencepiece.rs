@@ -158,7 +158,16 @@ fn ids_outside_the_order_of_the_vocabulary_are_refused() {
 /// Returns an engine of the model on the CPU.
 fn engine(model: &Arc<Model>) -> Engine {
     let (format, isa, head) = (Format::I2S, Isa::detect(), HeadMode::Exact);
-    let options = CpuOptions { format, isa, threads: 1, kv: KvType::F16, head, block_count: 64 };
+    let options = CpuOptions {
+        format,
+        isa,
+        threads: 1,
+        kv: KvType::F16,
+        head,
+        activations: None,
+        node: None,
+        block_count: 64,
+    };
     let backend = cpu::load(Arc::clone(model), options).unwrap();
     let vocabulary: Arc<dyn TokenText> = Arc::clone(model) as _;
     Engine::new(backend, vocabulary, Vec::new(), EngineConfig::new(model.config().context_length))

@@ -103,13 +103,15 @@ fn yarn(keys: &Keys<'_>, context_length: usize) -> Result<RopeScaling, ModelErro
     if !(1.0..=Yarn::FACTOR_MAX).contains(&factor) {
         return Err(keys.bad(factor_key, "a factor from 1 to 65536"));
     }
-    let defaults =
-        [(fast_key, Value::from(32.0)), (slow_key, Value::from(1.0)), (truncate_key, true.into())];
-    for (key, default) in defaults {
-        let is_default = |value: &Value| {
-            *value == default || value.as_f64().is_some_and(|number| default == Value::from(number))
-        };
-        if keys.get(key).is_some_and(|value| !is_default(value)) {
+    let has_other = |key: &str, default: f64| {
+        keys.get(key).is_some_and(|value| value.as_f64() != Some(default))
+    };
+    for (key, is_other) in [
+        (fast_key, has_other(fast_key, 32.0)),
+        (slow_key, has_other(slow_key, 1.0)),
+        (truncate_key, keys.get(truncate_key).is_some_and(|value| *value != Value::Bool(true))),
+    ] {
+        if is_other {
             return Err(keys.unsupported(key, "RoPE scaling"));
         }
     }

@@ -126,7 +126,7 @@ impl Finder<'_> {
             check_shape(&entry, &[rows, cols])?;
             let dtype = dense_type(&entry, "F32, F16 or BF16")?;
             match storage {
-                WeightStorage::Grouped => Packing::Grouped(dtype),
+                Grouped => Packing::Grouped(dtype),
                 _ => Packing::Online(dtype),
             }
         } else {

@@ -261,6 +261,25 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
     }
 }
 
+/// Integer weights have one scale per 128 positions: sequences that end in the second and third of these segments,
+/// and at the ends of segments.
+#[test]
+fn int8_caches_of_several_segments_equal_the_cpus() {
+    let (model, options) = (model("bitnet-tiny"), options(KvType::Q8, HeadMode::Exact));
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    let mut cpu = on_cpu(&model, options);
+    let (long, short) = (tokens(290, 1), tokens(126, 2));
+    let steps = [
+        [part(&long[..100], 0, 0, LogitsFor::Last), part(&short, 0, 30, LogitsFor::Last)],
+        [part(&long[100..], 100, 0, LogitsFor::Last), part(&[5], 126, 30, LogitsFor::Last)],
+        [part(&[6], 290, 0, LogitsFor::Last), part(&[7], 127, 30, LogitsFor::Last)],
+        [part(&[8], 291, 0, LogitsFor::Last), part(&[9], 128, 30, LogitsFor::Last)],
+    ];
+    for (index, parts) in steps.iter().enumerate() {
+        check(&format!("step {index}"), cpu.as_mut(), &mut cuda, parts);
+    }
+}
+
 /// Shapes with sizes that are multiples of no tile.
 #[test]
 fn uneven_shapes_equal_the_cpus() {
