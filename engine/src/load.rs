@@ -11,7 +11,7 @@ pub use memory::{MemoryNeed, OverBudget, kv_bytes_min, memory_needed, numerics_c
 use crate::{
     Engine, EngineConfig,
     backend::{
-        Backend,
+        Backend, class,
         cpu::{self, CpuOptions, HeadMode, KvType},
         cuda::{self, CudaLoadError, CudaOptions, KvBlocks},
     },
@@ -94,6 +94,11 @@ impl EngineOptions {
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.threads.map_or_else(available, NonZeroUsize::get)
+    }
+
+    /// Returns the digits of a model's activations, with the default resolved.
+    pub fn activations(&self, model: &Model) -> Digits {
+        class::digits(model.config(), self.activations)
     }
 
     /// Returns the name of the kernels' target: an ISA of the processor, or a GPU.

@@ -26,6 +26,7 @@ pub mod hf_config;
 mod hf_tensors;
 mod hf_write;
 mod inspect;
+mod json_keys;
 mod mmap;
 mod model;
 mod partial;
@@ -33,6 +34,7 @@ mod quants;
 #[doc(hidden)]
 pub mod safetensors;
 mod synth;
+mod synth_groups;
 mod ternary;
 mod ternary_write;
 mod tokenizer_json;
