@@ -11,7 +11,7 @@ use tritmill_engine::{
     backend::cpu::{HeadMode, KvType},
     files::{Model, ModelError},
     formats::Format,
-    kernels::Isa,
+    kernels::{Digits, Isa},
     load::{Devices, EngineOptions},
 };
 
@@ -116,6 +116,10 @@ pub struct RunOptions {
         value_parser = one_of::<HeadMode>(&["exact", "full", "q8"])
     )]
     pub head: HeadMode,
+    /// Activations of models with a scale for each group of inputs, such as Ternary Bonsai: int16, two int8 digits
+    /// (default); int8, one digit (faster, changes answers). Other models have int8 only
+    #[arg(long, value_parser = one_of::<Digits>(&["int8", "int16"]))]
+    pub activations: Option<Digits>,
 }
 
 impl RunOptions {
@@ -133,13 +137,14 @@ impl RunOptions {
             threads: self.threads,
             kv: self.kv,
             head: self.head,
+            activations: self.activations,
             ..EngineOptions::default()
         }
     }
 
     /// Returns the options as words of a command line.
     pub fn words(&self) -> Vec<String> {
-        let Self { device, format, threads, isa, kv, head } = self;
+        let Self { device, format, threads, isa, kv, head, activations } = self;
         let mut words = vec![
             format!("--device={device}"),
             format!("--format={format}"),
@@ -148,6 +153,7 @@ impl RunOptions {
         ];
         words.extend(threads.map(|threads| format!("--threads={threads}")));
         words.extend(isa.map(|isa| format!("--isa={isa}")));
+        words.extend(activations.map(|digits| format!("--activations={digits}")));
         words
     }
 }

@@ -142,7 +142,10 @@ fn converted_models_keep_their_fingerprint() {
     convert(&gguf, "hf", &back);
     assert_eq!(fingerprint(&back), fingerprint(&model));
     let arguments = ["model", "convert", "--model", &model, "--to", "onnx", "-o", &back];
-    fails(&arguments, "possible values: gguf-i2_s, gguf-tq2_0, hf");
+    fails(
+        &arguments,
+        "possible values: gguf-i2_s, gguf-tq2_0, gguf-q2_0, gguf-pq2_0, gguf-ptq1_0, hf",
+    );
 }
 
 #[test]

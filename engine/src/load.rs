@@ -11,7 +11,7 @@ pub use memory::{MemoryNeed, OverBudget, kv_bytes_min, memory_needed, numerics_c
 use crate::{
     Engine, EngineConfig,
     backend::{
-        Backend,
+        Backend, class,
         cpu::{self, CpuOptions, HeadMode, KvType, topology},
         cuda::{self, CudaLoadError, CudaOptions, KvBlocks},
     },
@@ -98,6 +98,11 @@ impl EngineOptions {
             of_node.map_or_else(available, <[usize]>::len)
         };
         self.threads.map_or_else(cores, NonZeroUsize::get)
+    }
+
+    /// Returns the digits of a model's activations, with the default resolved.
+    pub fn activations(&self, model: &Model) -> Digits {
+        class::digits(model.config(), self.activations)
     }
 
     /// Returns the name of the kernels' target: an ISA of the processor, or a GPU.

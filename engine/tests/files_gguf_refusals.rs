@@ -247,7 +247,9 @@ fn other_vocabularies_are_refused_by_name() {
         refused(&["tokenizer.ggml.model"], |file| file.set_text("tokenizer.ggml.model", model));
     }
     refused(&["tokenizer.ggml.scores"], |file| file.set_text("tokenizer.ggml.model", "llama"));
-    refused(&["tokenizer.ggml.pre", "qwen2"], |file| file.set_text("tokenizer.ggml.pre", "qwen2"));
+    refused(&["tokenizer.ggml.pre", "deepseek-llm"], |file| {
+        file.set_text("tokenizer.ggml.pre", "deepseek-llm")
+    });
 }
 
 #[test]

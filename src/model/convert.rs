@@ -26,7 +26,8 @@ pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
     /// Container to write: a GGUF file with types of bitnet.cpp (I2_S) or llama.cpp (TQ2_0), or a
-    /// Hugging Face folder
+    /// Hugging Face folder; for models with a scale for each group of inputs, a GGUF file with groups of 64 (Q2_0) or
+    /// 128 (PQ2_0, and PTQ1_0 with 1.75 bits a weight)
     #[arg(long, value_name = "CONTAINER", value_parser = target())]
     to: Target,
     /// File or folder to write
@@ -38,10 +39,20 @@ pub struct Arguments {
 }
 
 fn target() -> impl TypedValueParser<Value = Target> {
-    let names = PossibleValuesParser::new(["gguf-i2_s", "gguf-tq2_0", "hf"]);
+    let names = PossibleValuesParser::new([
+        "gguf-i2_s",
+        "gguf-tq2_0",
+        "gguf-q2_0",
+        "gguf-pq2_0",
+        "gguf-ptq1_0",
+        "hf",
+    ]);
     names.map(|name| match name.as_str() {
         "gguf-i2_s" => Target::GgufI2S,
         "gguf-tq2_0" => Target::GgufTq2_0,
+        "gguf-q2_0" => Target::GgufQ2_0,
+        "gguf-pq2_0" => Target::GgufPq2_0,
+        "gguf-ptq1_0" => Target::GgufPtq1_0,
         _ => Target::Folder,
     })
 }

@@ -3,7 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use tritmill_engine::files::{self, Inspection};
+use serde::Serialize;
+use tritmill_engine::{
+    files::{self, Inspection},
+    load::{self, EngineOptions},
+};
 
 use crate::{options::ModelOption, output};
 
@@ -27,15 +31,37 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = arguments.model.open()?;
     let inspection = files::inspect(&model)?;
+    let options = EngineOptions::default();
+    let run = Run {
+        activations: options.activations(&model).to_string(),
+        kernels: options.kernels(),
+        numerics_class: load::numerics_class(&model, &options)?,
+    };
     if arguments.json {
-        output::line(serde_json::to_string(&inspection)?)?;
+        output::line(serde_json::to_string(&Whole { inspection: &inspection, run: &run })?)?;
     } else {
-        print(&inspection)?;
+        print(&inspection, &run)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(model: &Inspection) -> anyhow::Result<()> {
+/// How a worker with default options runs the model on this machine.
+#[derive(Debug, Serialize)]
+struct Run {
+    activations: String,
+    kernels: String,
+    numerics_class: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Whole<'a> {
+    #[serde(flatten)]
+    inspection: &'a Inspection,
+    #[serde(flatten)]
+    run: &'a Run,
+}
+
+fn print(model: &Inspection, run: &Run) -> anyhow::Result<()> {
     let config = &model.config;
     let field = |name: &str, value: String| output::line(format_args!("{name:<14} {value}"));
     field("name", model.name.clone())?;
@@ -54,6 +80,9 @@ fn print(model: &Inspection) -> anyhow::Result<()> {
     field("chat template", chat.to_owned())?;
     let (ternary, dense) = (model.ternary_parameter_count, model.dense_parameter_count);
     field("parameters", format!("{ternary} ternary, {dense} dense"))?;
+    field("activations", run.activations.clone())?;
+    field("kernels", run.kernels.clone())?;
+    field("numerics class", run.numerics_class.clone())?;
     let (count, size) = (model.tensors.len(), output::bytes(model.size_bytes));
     field("tensors", format!("{count}, {size}"))?;
     let name_width = model.tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);

@@ -13,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   tritmill model synth --shape bitnet-2b -o /tmp/bitnet-2b
   tritmill bench engine --model /tmp/bitnet-2b
+  tritmill model synth --shape bonsai-1.7b -o /tmp/bonsai-1.7b.gguf
 
 The same shape and seed always give the same weights.";
 
@@ -23,7 +24,7 @@ pub struct Arguments {
     /// Real model to copy the shapes of
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(files::shape_names()))]
     shape: String,
-    /// Folder to write
+    /// Folder to write; for bonsai shapes, a .gguf file
     #[arg(short, long, alias = "out", value_name = "PATH")]
     output: PathBuf,
     /// Transformer layers [default: as many as the real model has]

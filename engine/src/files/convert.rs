@@ -3,13 +3,14 @@
 //! Trits, norms, embedding, tokenizer and chat template stay exactly the same. So do scales, with two
 //! exceptions that the [`Report`] counts: GGUF readers only multiply, so a scale to divide by
 //! (`bitlinear` folders) becomes its f32 reciprocal; and `TQ2_0` holds scales as f16, so other scales
-//! are rounded. Both change results in the last digits and therefore the fingerprint. A tensor that
+//! are rounded. Scales of groups stay the same. Both change results in the last digits and therefore the fingerprint. A tensor that
 //! the target format cannot hold is an error that names it, before anything is written.
 
 use std::path::Path;
 
 use super::{
     convert_folder, convert_gguf,
+    dense::DenseType,
     error::{ModelError, Problem},
     model::Model,
 };
@@ -25,11 +26,38 @@ pub enum Target {
     GgufI2S,
     /// A GGUF file with `TQ2_0` tensors, as llama.cpp reads it.
     GgufTq2_0,
+    /// A GGUF file with `Q2_0` tensors: a scale for each group of 64 inputs.
+    GgufQ2_0,
+    /// A GGUF file with `PQ2_0` tensors: a scale for each group of 128 inputs.
+    GgufPq2_0,
+    /// A GGUF file with `PTQ1_0` tensors: as `PQ2_0`, with base-3 digits.
+    GgufPtq1_0,
     /// A Hugging Face folder with packed ternary weights.
     Folder,
 }
 
-names!(Target, "conversion target", GgufI2S = "i2_s", GgufTq2_0 = "tq2_0", Folder = "folder");
+impl Target {
+    /// Returns the block type of targets that have a scale for each group of inputs.
+    pub(super) fn group_type(self) -> Option<DenseType> {
+        match self {
+            Self::GgufQ2_0 => Some(DenseType::Q2_0),
+            Self::GgufPq2_0 => Some(DenseType::Pq2_0),
+            Self::GgufPtq1_0 => Some(DenseType::Ptq1_0),
+            Self::GgufI2S | Self::GgufTq2_0 | Self::Folder => None,
+        }
+    }
+}
+
+names!(
+    Target,
+    "conversion target",
+    GgufI2S = "i2_s",
+    GgufTq2_0 = "tq2_0",
+    GgufQ2_0 = "q2_0",
+    GgufPq2_0 = "pq2_0",
+    GgufPtq1_0 = "ptq1_0",
+    Folder = "folder"
+);
 
 /// The result of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -49,7 +77,11 @@ pub struct Report {
 pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
     match to {
         Target::Folder => convert_folder::write(model, out),
-        Target::GgufI2S | Target::GgufTq2_0 => convert_gguf::write(model, to, out),
+        Target::GgufI2S
+        | Target::GgufTq2_0
+        | Target::GgufQ2_0
+        | Target::GgufPq2_0
+        | Target::GgufPtq1_0 => convert_gguf::write(model, to, out),
     }
 }
 

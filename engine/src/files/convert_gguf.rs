@@ -1,9 +1,11 @@
-//! Writes a model as a GGUF file for bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`).
+//! Writes a model as a GGUF file for bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`), or with a scale for each group of
+//! inputs.
 //!
 //! Besides the keys that those engines read, the file has [`gguf_model::EOS_TOKENS_KEY`], the complete
 //! list of end tokens: the format's own key holds only one.
 
 use std::{
+    borrow::Cow,
     io::{BufWriter, Write},
     path::Path,
 };
@@ -24,17 +26,24 @@ use super::{
     ternary_write,
 };
 use crate::{
-    config::{Activation, Linear, ModelConfig, Norm, RopeScaling},
+    chat::ChatTemplate,
+    config::{Activation, Linear, ModelConfig, Norm, RopeScaling, Yarn},
     formats::{Scale, TernaryMatrix},
-    tokenizer::TokenKind,
+    tokenizer::{TokenKind, Tokenizer},
 };
 
 /// Returns the architecture name, by which GGUF readers select their conventions.
 fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     let config = model.config();
-    if config.group_scales {
-        let problem = Problem::Other("the format has one scale per tensor");
+    if config.group_scales != to.group_type().is_some() {
+        let problem = Problem::Other(match config.group_scales {
+            true => "the format has one scale per tensor",
+            false => "the model has one scale per tensor, the format one per group of inputs",
+        });
         return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), to, problem));
+    }
+    if config.qk_norm {
+        return Ok("qwen3");
     }
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
@@ -59,7 +68,14 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
 /// Writes `model` as a GGUF file.
 pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
     let architecture = architecture(model, to)?;
-    let metadata = metadata(model, architecture, to)?;
+    let described = Described {
+        name: model.name(),
+        config: model.config(),
+        tokenizer: model.tokenizer(),
+        chat_template: model.chat_template(),
+        eos_token: eos_token(model),
+    };
+    let metadata = metadata(&described, architecture, to)?;
     let plan = plan(model, to)?;
     let partial = Partial::create(out)?;
     let io = |error| partial.error(error);
@@ -69,9 +85,10 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
         writer.write_all(bytes)?;
         gguf_write::write_padding(&mut writer, bytes.len() as u64)
     };
-    write(model.embedding().bytes).map_err(io)?;
-    if !model.config().tied_head {
-        write(model.head().bytes).map_err(io)?;
+    let tables = &model.parts().tensors;
+    write(&table(model, to, &tables.embedding)?).map_err(io)?;
+    if let Some(head) = &tables.head {
+        write(&table(model, to, head)?).map_err(io)?;
     }
     for norm in model.norms() {
         write(&f32_bytes(&model.norm(norm)?)).map_err(io)?;
@@ -82,7 +99,11 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
         if architecture == "llama" {
             permute(&mut matrix, linear, model.config());
         }
-        let (bytes, exact) = encode(&matrix, to);
+        let name = model.ternary_name(layer, linear);
+        let (bytes, exact) = match to.group_type() {
+            Some(dtype) => (encode_groups(name, &matrix, to, dtype)?, true),
+            None => encode(&matrix, to),
+        };
         inexact_scale_count += usize::from(!exact);
         write(&bytes).map_err(io)?;
     }
@@ -97,8 +118,13 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
 fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     let config = model.config();
     let tensors = &model.parts().tensors;
-    let mut plan = vec![dense_plan(gguf_model::EMBEDDING, &tensors.embedding)];
-    plan.extend(tensors.head.as_ref().map(|head| dense_plan(gguf_model::HEAD, head)));
+    let group_type = to.group_type();
+    let table = |name: &str, tensor: &DenseTensor| match group_type {
+        Some(dtype) => group_plan(name.to_owned(), tensor.rows, tensor.cols, dtype),
+        None => dense_plan(name, tensor),
+    };
+    let mut plan = vec![table(gguf_model::EMBEDDING, &tensors.embedding)];
+    plan.extend(tensors.head.as_ref().map(|head| table(gguf_model::HEAD, head)));
     for norm in model.norms() {
         let len = norm_len(config, norm) as u64;
         let name = gguf_model::norm_name(norm).unwrap_or_default();
@@ -110,6 +136,10 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     };
     for (layer, linear) in linears(config) {
         let (rows, cols) = config.linear_shape(linear);
+        if let Some(dtype) = group_type {
+            plan.push(group_plan(gguf_model::linear_name(layer, linear), rows, cols, dtype));
+            continue;
+        }
         if !cols.is_multiple_of(block) {
             let (value, of) = (cols as u64, block as u64);
             let problem = Problem::NotAMultiple { what: "row length", value, of };
@@ -127,6 +157,46 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
         });
     }
     Ok(plan)
+}
+
+/// Returns the entry of a tensor with scales of groups.
+pub(super) fn group_plan(name: String, rows: usize, cols: usize, dtype: DenseType) -> TensorPlan {
+    // Rows that are not whole blocks are refused when they are encoded, before the file has its name.
+    let size_bytes = (dtype.row_bytes(cols).unwrap_or(0) * rows) as u64;
+    let dims = vec![cols as u64, rows as u64];
+    TensorPlan { name, dims, type_id: type_id(dtype), size_bytes }
+}
+
+/// Returns the stored bytes of the embedding or the head.
+fn table<'a>(
+    model: &'a Model,
+    to: Target,
+    tensor: &DenseTensor,
+) -> Result<Cow<'a, [u8]>, ModelError> {
+    let is_head = model.parts().tensors.head.as_ref().is_some_and(|head| head.name == tensor.name);
+    let (dense, ternary) = match is_head {
+        true => (model.head(), model.ternary_head()?),
+        false => (model.embedding(), model.ternary_embedding()?),
+    };
+    match (to.group_type(), ternary) {
+        (Some(dtype), Some(matrix)) => {
+            encode_groups(&tensor.name, &matrix, to, dtype).map(Cow::Owned)
+        }
+        _ => Ok(Cow::Borrowed(dense.bytes)),
+    }
+}
+
+/// Returns the stored bytes of a matrix with scales of groups.
+fn encode_groups(
+    name: &str,
+    matrix: &TernaryMatrix,
+    to: Target,
+    dtype: DenseType,
+) -> Result<Vec<u8>, ModelError> {
+    ternary_write::encode_groups(matrix, dtype).ok_or_else(|| {
+        let problem = Problem::Other("its groups have 64 inputs, those of the format 128");
+        refuse(name.to_owned(), to, problem)
+    })
 }
 
 /// Returns the stored bytes of a ternary tensor, and whether its scale is unchanged.
@@ -158,8 +228,9 @@ fn permute(matrix: &mut TernaryMatrix, linear: Linear, config: &ModelConfig) {
     });
 }
 
-fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
-    let type_id = match tensor.dtype {
+/// Returns the type id of a tensor.
+fn type_id(dtype: DenseType) -> u32 {
+    match dtype {
         DenseType::F32 => 0,
         DenseType::F16 => 1,
         DenseType::Bf16 => 30,
@@ -168,30 +239,46 @@ fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
         DenseType::Q2_0 => 42,
         DenseType::Pq2_0 => 142,
         DenseType::Ptq1_0 => 143,
-    };
+    }
+}
+
+fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
     TensorPlan {
         name: name.to_owned(),
         dims: vec![tensor.cols as u64, tensor.rows as u64],
-        type_id,
+        type_id: type_id(tensor.dtype),
         size_bytes: tensor.span.range.len() as u64,
     }
 }
 
+/// What metadata are written of a model.
+pub(super) struct Described<'a> {
+    pub name: &'a str,
+    pub config: &'a ModelConfig,
+    pub tokenizer: &'a Tokenizer,
+    pub chat_template: Option<&'a ChatTemplate>,
+    pub eos_token: Option<u32>,
+}
+
 /// Returns the metadata of the model, in the order bitnet.cpp writes them.
-fn metadata(
-    model: &Model,
+pub(super) fn metadata(
+    model: &Described<'_>,
     architecture: &str,
     to: Target,
 ) -> Result<Vec<(String, Meta)>, ModelError> {
-    let config = model.config();
+    let config = model.config;
     let number = |value: usize| Meta::U32(u32::try_from(value).unwrap_or(u32::MAX));
     let mut metadata = vec![
         ("general.architecture".to_owned(), Meta::Text(architecture.to_owned())),
-        ("general.name".to_owned(), Meta::Text(model.name().to_owned())),
+        ("general.name".to_owned(), Meta::Text(model.name.to_owned())),
         ("general.quantization_version".to_owned(), Meta::U32(2)),
     ];
-    let file_type = if to == Target::GgufTq2_0 { 37 } else { 40 };
-    metadata.push(("general.file_type".to_owned(), Meta::U32(file_type)));
+    let file_type = match to {
+        Target::GgufTq2_0 => Some(37),
+        Target::GgufI2S => Some(40),
+        _ => None,
+    };
+    metadata.extend(file_type.map(|kind| ("general.file_type".to_owned(), Meta::U32(kind))));
     for (key, value) in [
         ("vocab_size", number(config.vocab_size)),
         ("context_length", number(config.context_length)),
@@ -208,14 +295,21 @@ fn metadata(
     ] {
         metadata.push((format!("{architecture}.{key}"), value));
     }
+    let mut push = |key: &str, value| {
+        metadata.push((format!("{architecture}.rope.scaling.{key}"), value));
+    };
     match config.rope_scaling {
         RopeScaling::None => {}
         RopeScaling::Linear { factor } => {
-            let kind = Meta::Text("linear".to_owned());
-            metadata.push((format!("{architecture}.rope.scaling.type"), kind));
-            metadata.push((format!("{architecture}.rope.scaling.factor"), Meta::F32(factor)));
+            push("type", Meta::Text("linear".to_owned()));
+            push("factor", Meta::F32(factor));
         }
-        RopeScaling::Llama3 { .. } | RopeScaling::Yarn(_) | RopeScaling::Divisors { .. } => {
+        RopeScaling::Yarn(Yarn { factor, original_context }) => {
+            push("type", Meta::Text("yarn".to_owned()));
+            push("factor", Meta::F32(factor));
+            push("original_context_length", number(original_context));
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Divisors { .. } => {
             let problem = Problem::Other("its RoPE frequencies are scaled one by one");
             return Err(refuse(gguf_model::ROPE_DIVISORS.to_owned(), to, problem));
         }
@@ -224,19 +318,22 @@ fn metadata(
     Ok(metadata)
 }
 
-fn tokenizer_metadata(model: &Model, to: Target) -> Result<Vec<(String, Meta)>, ModelError> {
-    let config = model.config();
-    let vocabulary = model.tokenizer().vocabulary()?;
+fn tokenizer_metadata(
+    model: &Described<'_>,
+    to: Target,
+) -> Result<Vec<(String, Meta)>, ModelError> {
+    let Described { config, tokenizer, .. } = *model;
+    let vocabulary = tokenizer.vocabulary()?;
     let Some(pre) = vocabulary.pre else {
-        let problem = Problem::Other(if model.tokenizer().has_pieces() {
+        let problem = Problem::Other(if tokenizer.has_pieces() {
             "SentencePiece vocabularies are read from GGUF files, but not written"
         } else {
             "its pre-tokenizer has no name in the format"
         });
         return Err(refuse("tokenizer.json".to_owned(), to, problem));
     };
-    let framed = model.tokenizer().encode("", true)?;
-    let eos = eos_token(model);
+    let framed = tokenizer.encode("", true)?;
+    let eos = model.eos_token;
     let add_bos = config.bos_token.is_some() && framed.first() == config.bos_token.as_ref();
     let add_eos = framed.len() > usize::from(add_bos);
     if framed.len() > 2 || (add_eos && framed.last() != eos.as_ref()) {
@@ -267,7 +364,7 @@ fn tokenizer_metadata(model: &Model, to: Target) -> Result<Vec<(String, Meta)>, 
     ];
     metadata.extend(config.bos_token.map(|id| ("tokenizer.ggml.bos_token_id", Meta::U32(id))));
     metadata.extend(eos.map(|id| ("tokenizer.ggml.eos_token_id", Meta::U32(id))));
-    if let Some(template) = model.chat_template() {
+    if let Some(template) = model.chat_template {
         metadata.push(("tokenizer.chat_template", Meta::Text(template.source().to_owned())));
     }
     Ok(metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())

@@ -87,19 +87,7 @@ pub(crate) fn parse(
     if !head_count.is_multiple_of(kv_head_count) {
         return Err(keys.bad("attention.head_count_kv", "a divisor of the head count"));
     }
-    let head_dim = match keys.size("attention.key_length", WIDTH_MAX)? {
-        Some(length) => length,
-        None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
-        None => return Err(keys.bad("attention.head_count", "a divisor of embedding_length")),
-    };
-    if !head_dim.is_multiple_of(2) || (head_count * head_dim) as u64 > WIDTH_MAX {
-        return Err(keys.bad("attention.head_count", "heads of an even width, 2^20 in all"));
-    }
-    for key in ["attention.value_length", "rope.dimension_count"] {
-        if keys.size(key, WIDTH_MAX)?.is_some_and(|length| length != head_dim) {
-            return Err(keys.unsupported(key, "widths other than the head's"));
-        }
-    }
+    let head_dim = head_dim(&keys, hidden_size, head_count)?;
     if !(1..=VOCAB_MAX).contains(&vocab_size)
         || keys.size("vocab_size", VOCAB_MAX)?.is_some_and(|size| size as u64 != vocab_size)
     {
@@ -133,6 +121,24 @@ pub(crate) fn parse(
         eos_tokens: Vec::new(),
     };
     Ok((config, architecture))
+}
+
+/// Reads the number of elements of a head, of queries, keys and values alike.
+fn head_dim(keys: &Keys<'_>, hidden_size: usize, head_count: usize) -> Result<usize, ModelError> {
+    let head_dim = match keys.size("attention.key_length", WIDTH_MAX)? {
+        Some(length) => length,
+        None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
+        None => return Err(keys.bad("attention.head_count", "a divisor of embedding_length")),
+    };
+    if !head_dim.is_multiple_of(2) || (head_count * head_dim) as u64 > WIDTH_MAX {
+        return Err(keys.bad("attention.head_count", "heads of an even width, 2^20 in all"));
+    }
+    for key in ["attention.value_length", "rope.dimension_count"] {
+        if keys.size(key, WIDTH_MAX)?.is_some_and(|length| length != head_dim) {
+            return Err(keys.unsupported(key, "widths other than the head's"));
+        }
+    }
+    Ok(head_dim)
 }
 
 fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelError> {

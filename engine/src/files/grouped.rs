@@ -128,7 +128,7 @@ const DIGITS: [[i8; 5]; 256] = {
 };
 
 /// Returns the byte of some digits, at most five; missing ones are 0.
-pub(crate) const fn byte_of(trits: &[i8]) -> u8 {
+const fn byte_of(trits: &[i8]) -> u8 {
     let (mut value, mut digit) = (0u16, 0);
     while digit < 5 {
         value = 3 * value + if digit < trits.len() { (trits[digit] + 1) as u16 } else { 0 };
@@ -153,6 +153,21 @@ fn digits(codes: &[u8], trits: &mut [i8]) -> Option<Defect> {
         weight += width * count;
     }
     bad
+}
+
+/// Writes the bytes of `PTQ1_0` digits: the inverse of [`digits`].
+pub(crate) fn write_digits(trits: &[i8], codes: &mut [u8]) {
+    let mut weight = 0;
+    for (first, width, count) in STAGES {
+        for i in 0..width {
+            let mut of_byte = [0i8; 5];
+            for (n, trit) in of_byte[..count].iter_mut().enumerate() {
+                *trit = trits[weight + n * width + i];
+            }
+            codes[first + i] = byte_of(&of_byte[..count]);
+        }
+        weight += width * count;
+    }
 }
 
 /// Decodes whole blocks to f32. Codes that stand for no trit give some value: [`decode`] refuses them at load.

@@ -6,10 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{
-    error::{ModelError, shorten},
-    hf_rope,
-};
+use super::{error::ModelError, hf_rope, json_keys::Keys};
 use crate::config::{Activation, ModelConfig};
 
 /// Largest width of a matrix. An int8 activation row of this width cannot overflow an i32 sum.
@@ -139,18 +136,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     if !head_count.is_multiple_of(kv_head_count) {
         return Err(keys.bad("num_key_value_heads", "a divisor of num_attention_heads"));
     }
-    let head_dim = match keys.size("head_dim", WIDTH_MAX)? {
-        Some(head_dim) => head_dim,
-        None if is_qwen3 && !root.contains_key("head_dim") => 128,
-        None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
-        None => return Err(keys.bad("num_attention_heads", "a divisor of hidden_size")),
-    };
-    if !head_dim.is_multiple_of(2) {
-        return Err(keys.bad("head_dim", "an even number"));
-    }
-    if (head_count * head_dim) as u64 > WIDTH_MAX {
-        return Err(keys.bad("num_attention_heads", "heads times head_dim within 2^20"));
-    }
+    let head_dim = head_dim(&keys, is_qwen3, (hidden_size, head_count))?;
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
     let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
@@ -183,6 +169,27 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         eos_tokens: keys.token_ids("eos_token_id", vocab_size)?,
     };
     Ok(HfConfig { model, storage })
+}
+
+/// Reads the number of elements of a head; without the key it depends on the family.
+fn head_dim(
+    keys: &Keys<'_>,
+    is_qwen3: bool,
+    (hidden_size, head_count): (usize, usize),
+) -> Result<usize, ModelError> {
+    let head_dim = match keys.size("head_dim", WIDTH_MAX)? {
+        Some(head_dim) => head_dim,
+        None if is_qwen3 && !keys.map.contains_key("head_dim") => 128,
+        None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
+        None => return Err(keys.bad("num_attention_heads", "a divisor of hidden_size")),
+    };
+    if !head_dim.is_multiple_of(2) {
+        return Err(keys.bad("head_dim", "an even number"));
+    }
+    if (head_count * head_dim) as u64 > WIDTH_MAX {
+        return Err(keys.bad("num_attention_heads", "heads times head_dim within 2^20"));
+    }
+    Ok(head_dim)
 }
 
 /// Reads the tokens that end a generation from `generation_config.json`.
@@ -327,95 +334,4 @@ fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
         return Err(keys.unsupported(KEY, "dense linears inside the layers"));
     }
     Ok(())
-}
-
-/// Typed access to a JSON object; errors name the dotted key.
-pub(super) struct Keys<'a> {
-    pub map: &'a Map<String, Value>,
-    pub prefix: &'a str,
-}
-
-impl<'a> Keys<'a> {
-    /// Returns the value of a key; null counts as absent.
-    pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn name(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
-    }
-
-    fn shown(&self, key: &str) -> String {
-        self.map.get(key).map_or_else(|| "absent".to_owned(), shorten)
-    }
-
-    pub fn bad(&self, key: &str, expected: &'static str) -> ModelError {
-        ModelError::BadKey { key: self.name(key), value: self.shown(key), expected }
-    }
-
-    pub fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
-        ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
-    }
-
-    pub fn missing(&self, key: &str) -> ModelError {
-        ModelError::MissingKey { key: self.name(key) }
-    }
-
-    pub fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
-        self.get(key)
-            .map(|value| value.as_str().ok_or_else(|| self.bad(key, "a string")))
-            .transpose()
-    }
-
-    fn required_text(&self, key: &str) -> Result<&'a str, ModelError> {
-        self.text(key)?.ok_or_else(|| self.missing(key))
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
-        self.get(key)
-            .map(|value| value.as_bool().ok_or_else(|| self.bad(key, "true or false")))
-            .transpose()
-    }
-
-    pub fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_u64() {
-            // `limit` is at most u32::MAX.
-            Some(size @ 1..) if size <= limit => Ok(Some(size as usize)),
-            _ => Err(self.bad(key, "a positive whole number within bounds")),
-        }
-    }
-
-    fn required_size(&self, key: &str, limit: u64) -> Result<usize, ModelError> {
-        self.size(key, limit)?.ok_or_else(|| self.missing(key))
-    }
-
-    pub fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_f64().map(|number| number as f32) {
-            Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
-            _ => Err(self.bad(key, "a positive number")),
-        }
-    }
-
-    fn epsilon(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        match self.positive(key)? {
-            Some(eps) if eps > 0.1 => Err(self.bad(key, "a small positive number")),
-            eps => Ok(eps),
-        }
-    }
-
-    /// Reads one id or a list of ids, each inside the vocabulary.
-    fn token_ids(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>, ModelError> {
-        let list = match self.get(key) {
-            None => return Ok(Vec::new()),
-            Some(Value::Array(list)) => list.as_slice(),
-            Some(one) => std::slice::from_ref(one),
-        };
-        let id =
-            |value: &Value| value.as_u64().filter(|&id| id < vocab_size as u64).map(|id| id as u32);
-        list.iter()
-            .map(|value| id(value).ok_or_else(|| self.bad(key, "token ids inside the vocabulary")))
-            .collect()
-    }
 }

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::{error::ModelError, hf_config::Keys};
+use super::{error::ModelError, json_keys::Keys};
 use crate::config::{RopeScaling, Yarn};
 
 /// Largest context accepted.

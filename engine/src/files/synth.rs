@@ -17,6 +17,7 @@ use super::{
     hf_write::{self, FolderTexts, TensorPlan},
     model::{norm_len, norms},
     safetensors::Dtype,
+    synth_groups,
     tokenizer_json::{self, TokenizerJson},
 };
 use crate::{
@@ -25,14 +26,14 @@ use crate::{
 };
 
 /// The special tokens of a synthetic model; their ids follow the 256 bytes.
-const SPECIAL: [&str; 4] =
+pub(super) const SPECIAL: [&str; 4] =
     ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"];
-const BOS: u32 = 256;
-const EOS: u32 = 259;
+pub(super) const BOS: u32 = 256;
+pub(super) const EOS: u32 = 259;
 /// Smallest vocabulary: 256 bytes and the special tokens.
 pub const VOCAB_MIN: usize = 260;
 
-const CHAT_TEMPLATE: &str = "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
+pub(super) const CHAT_TEMPLATE: &str = "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
 
 /// Name and sizes of a known model.
 struct Preset {
@@ -57,10 +58,12 @@ enum Family {
     OneBit,
     /// Llama, Falcon3: no sub-norms, a separate head.
     Llama,
+    /// Ternary Bonsai (Qwen3): scales of groups, norms of query and key heads.
+    Bonsai { tied: bool },
 }
 
 #[rustfmt::skip]
-const PRESETS: [Preset; 8] = [
+const PRESETS: [Preset; 11] = [
     Preset { name: "bitnet-2b", family: Family::BitNet, hidden: 2560, layers: 30, heads: 20, kv_heads: 5, head_dim: 128, intermediate: 6912, vocab: 128_256, context: 4096, theta: 500_000.0 },
     Preset { name: "bitnet-0.7b", family: Family::OneBit, hidden: 1536, layers: 24, heads: 16, kv_heads: 16, head_dim: 96, intermediate: 4096, vocab: 32_002, context: 2048, theta: 10_000.0 },
     Preset { name: "bitnet-3b", family: Family::OneBit, hidden: 3200, layers: 26, heads: 32, kv_heads: 32, head_dim: 100, intermediate: 8640, vocab: 32_002, context: 2048, theta: 10_000.0 },
@@ -69,6 +72,9 @@ const PRESETS: [Preset; 8] = [
     Preset { name: "falcon3-3b", family: Family::Llama, hidden: 3072, layers: 22, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 9216, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
     Preset { name: "falcon3-7b", family: Family::Llama, hidden: 3072, layers: 28, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 23_040, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
     Preset { name: "falcon3-10b", family: Family::Llama, hidden: 3072, layers: 40, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 23_040, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
+    Preset { name: "bonsai-1.7b", family: Family::Bonsai { tied: true }, hidden: 2048, layers: 28, heads: 16, kv_heads: 8, head_dim: 128, intermediate: 6144, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
+    Preset { name: "bonsai-4b", family: Family::Bonsai { tied: true }, hidden: 2560, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 9728, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
+    Preset { name: "bonsai-8b", family: Family::Bonsai { tied: false }, hidden: 4096, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 12_288, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
 ];
 
 /// Returns the names of the models with a known shape.
@@ -79,9 +85,14 @@ pub fn shape_names() -> impl Iterator<Item = &'static str> {
 /// Returns the configuration of a known model; its fields can be changed for other shapes.
 pub fn shape(name: &str) -> Option<ModelConfig> {
     let preset = PRESETS.iter().find(|preset| preset.name == name)?;
-    let is_llama = preset.family == Family::Llama;
+    let (architecture, sub_norms, tied_head) = match preset.family {
+        Family::BitNet | Family::OneBit => ("bitnet", true, true),
+        Family::Llama => ("llama", false, false),
+        Family::Bonsai { tied } => ("qwen3", false, tied),
+    };
+    let is_bonsai = architecture == "qwen3";
     Some(ModelConfig {
-        architecture: if is_llama { "llama" } else { "bitnet" }.to_owned(),
+        architecture: architecture.to_owned(),
         hidden_size: preset.hidden,
         layer_count: preset.layers,
         head_count: preset.heads,
@@ -90,7 +101,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         intermediate_size: preset.intermediate,
         vocab_size: preset.vocab,
         context_length: preset.context,
-        rms_norm_eps: 1e-5,
+        rms_norm_eps: if is_bonsai { 1e-6 } else { 1e-5 },
         rope_theta: preset.theta,
         rope_scaling: RopeScaling::None,
         activation: if preset.family == Family::BitNet {
@@ -98,11 +109,11 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         } else {
             Activation::Silu
         },
-        sub_norms: !is_llama,
+        sub_norms,
         linear_norm_eps: None,
-        qk_norm: false,
-        group_scales: false,
-        tied_head: !is_llama,
+        qk_norm: is_bonsai,
+        group_scales: is_bonsai,
+        tied_head,
         bos_token: Some(BOS),
         eos_tokens: vec![EOS],
     })
@@ -121,12 +132,13 @@ enum Fill {
     Constant(f32),
 }
 
-/// Writes a random model as a folder, with a byte-level tokenizer that replaces the token ids of
+/// Writes a random model as a folder, or as a GGUF file if it has scales of groups, with a byte-level tokenizer that replaces the token ids of
 /// `config`.
 ///
 /// # Errors
-/// [`ModelError::BadKey`] if the vocabulary is smaller than [`VOCAB_MIN`] or an output size is not
-/// a multiple of 4; [`ModelError::Io`] if writing fails.
+/// [`ModelError::BadKey`] if the vocabulary is smaller than [`VOCAB_MIN`], an output size is not
+/// a multiple of 4 or, with scales of groups, an input size not one of 128; [`ModelError::NotAModel`] if a GGUF file
+/// would not be called one; [`ModelError::Io`] if writing fails.
 pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
     let bad = |key: &str, value: usize, expected| {
         Err(ModelError::BadKey { key: key.to_owned(), value: value.to_string(), expected })
@@ -141,6 +153,9 @@ pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelErr
         }
     }
     let config = ModelConfig { bos_token: Some(BOS), eos_tokens: vec![EOS], ..config.clone() };
+    if config.group_scales {
+        return synth_groups::write(&config, out, seed);
+    }
     let (plan, fills): (Vec<_>, Vec<_>) = plan(&config).into_iter().unzip();
     let tokenizer = byte_tokenizer().to_string();
     let texts = FolderTexts {
@@ -217,7 +232,7 @@ fn fill(fill: Fill, size: u64, seed: u64, writer: &mut dyn Write) -> std::io::Re
 
 /// Maps a random byte to a packed byte of four trits: the 81 combinations share the 256 values as
 /// evenly as possible.
-fn four_trits() -> [u8; 256] {
+pub(super) fn four_trits() -> [u8; 256] {
     std::array::from_fn(|byte| {
         let mut rest = byte * 81 / 256;
         (0..4).fold(0, |packed, plane| {
@@ -229,22 +244,22 @@ fn four_trits() -> [u8; 256] {
 }
 
 /// The SplitMix64 generator (Steele, Lea, Flood 2014).
-struct SplitMix(u64);
+pub(super) struct SplitMix(pub u64);
 
 /// SplitMix64's output function.
-fn mix(mut z: u64) -> u64 {
+pub(super) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
 impl SplitMix {
-    fn next(&mut self) -> [u8; 8] {
+    pub fn next(&mut self) -> [u8; 8] {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0).to_le_bytes()
     }
 
-    fn bytes(&mut self, out: &mut [u8], map: impl Fn(u8) -> u8) {
+    pub fn bytes(&mut self, out: &mut [u8], map: impl Fn(u8) -> u8) {
         for chunk in out.chunks_mut(8) {
             chunk.iter_mut().zip(self.next()).for_each(|(out, byte)| *out = map(byte));
         }
@@ -264,7 +279,7 @@ impl SplitMix {
 }
 
 /// Returns a byte-level tokenizer without merges: one token per byte, and the special tokens.
-fn byte_tokenizer() -> Value {
+pub(super) fn byte_tokenizer() -> Value {
     let mut vocab = Map::new();
     let mut alphabet: Vec<(char, u8)> = byte_alphabet().into_iter().collect();
     alphabet.sort_unstable_by_key(|&(_, byte)| byte);

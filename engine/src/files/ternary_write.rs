@@ -1,9 +1,14 @@
-//! Encodes trits for model files: the inverse of [`super::ternary`] and [`super::gguf_ternary`].
+//! Encodes trits for model files: the inverse of [`super::ternary`], [`super::gguf_ternary`] and [`super::grouped`].
 
 use half::f16;
 use rayon::prelude::*;
 
-use super::gguf_ternary::{I2_S_BLOCK, I2_S_BYTES, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES};
+use super::{
+    dense::DenseType,
+    gguf_ternary::{I2_S_BLOCK, I2_S_BYTES, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES},
+    grouped,
+};
+use crate::formats::{GroupScales, TernaryMatrix};
 
 fn code(trit: i8) -> u8 {
     (trit + 1) as u8
@@ -52,4 +57,30 @@ pub(crate) fn encode_tq2_0(trits: &[i8], scale: f16) -> Vec<u8> {
         },
     );
     bytes
+}
+
+/// Encodes a matrix with scales of groups in blocks of a type of [`super::grouped`]; `None` if a block would have two
+/// scales, or a row is not a whole number of blocks.
+pub(crate) fn encode_groups(matrix: &TernaryMatrix, dtype: DenseType) -> Option<Vec<u8>> {
+    let GroupScales { size, scales } = matrix.groups.as_ref()?;
+    let (weights, block_bytes) = dtype.block();
+    if weights > *size || !matrix.cols.is_multiple_of(weights) {
+        return None;
+    }
+    let mut bytes = vec![0; matrix.trits.len() / weights * block_bytes];
+    let blocks =
+        bytes.par_chunks_exact_mut(block_bytes).zip(matrix.trits.par_chunks_exact(weights));
+    blocks.enumerate().for_each(|(index, (out, trits))| {
+        let scale = scales[index * weights / size].to_le_bytes();
+        if dtype == DenseType::Ptq1_0 {
+            grouped::write_digits(trits, out);
+            out[block_bytes - 2..].copy_from_slice(&scale);
+            return;
+        }
+        out[..2].copy_from_slice(&scale);
+        for (byte, four) in out[2..].iter_mut().zip(trits.as_chunks::<4>().0) {
+            *byte = four.iter().rev().fold(0, |byte, &trit| byte << 2 | code(trit));
+        }
+    });
+    Some(bytes)
 }

@@ -6,6 +6,8 @@
 //! the tile's 16 sums without additions across lanes. Each format defines how a byte holds several
 //! codes.
 
+use std::ops::Range;
+
 /// Output rows of a tile.
 pub const TILE_ROWS: usize = 16;
 
@@ -46,6 +48,39 @@ impl Place {
     /// Returns the offset of the place's four index bytes in a tile that consists of 64-byte blocks.
     pub fn byte(self) -> usize {
         64 * self.block + 4 * self.row
+    }
+}
+
+/// How the inputs of a row are cut: groups of whole blocks; without scales of groups, the row is one group.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cut {
+    pub cols: usize,
+    /// Inputs of a group.
+    pub group: usize,
+    /// Blocks of a group.
+    pub blocks: usize,
+}
+
+impl Cut {
+    /// Cuts rows of `cols` inputs.
+    pub fn of<L: Layout>(cols: usize, group: Option<usize>) -> Self {
+        let group = group.unwrap_or(cols);
+        Self { cols, group, blocks: group.div_ceil(L::BLOCK_COLS) }
+    }
+
+    /// Returns the number of blocks of a row.
+    pub fn row_blocks(self) -> usize {
+        self.cols / self.group * self.blocks
+    }
+
+    /// Returns each block of a row with the range of its inputs.
+    pub fn blocks<L: Layout>(self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        (0..self.row_blocks()).map(move |block| {
+            let (group, within) = (block / self.blocks, block % self.blocks);
+            let end = (group + 1) * self.group;
+            let start = (group * self.group + within * L::BLOCK_COLS).min(end);
+            (block, start..(start + L::BLOCK_COLS).min(end))
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::{
     Format, GroupScales, TILE_ROWS, TernaryMatrix,
-    layout::{Layout, Place, with_layout},
+    layout::{Cut, Layout, Place, with_layout},
     memory::AlignedBytes,
 };
 
@@ -36,36 +36,6 @@ struct PackedGroups {
     /// Inputs of a group.
     size: usize,
     scales: AlignedBytes, // (tile, group, TILE_ROWS) of f16, zero-padded to whole cache lines
-}
-
-/// How the inputs of a row are cut: groups of whole blocks; without scales of groups, the row is one group.
-#[derive(Clone, Copy)]
-struct Cut {
-    cols: usize,
-    group: usize,
-    blocks: usize,
-}
-
-impl Cut {
-    fn of<L: Layout>(cols: usize, group: Option<usize>) -> Self {
-        let group = group.unwrap_or(cols);
-        Self { cols, group, blocks: group.div_ceil(L::BLOCK_COLS) }
-    }
-
-    /// Returns the number of blocks of a row.
-    fn row_blocks(self) -> usize {
-        self.cols / self.group * self.blocks
-    }
-
-    /// Returns each block of a row with the range of its inputs.
-    fn blocks<L: Layout>(self) -> impl Iterator<Item = (usize, Range<usize>)> {
-        (0..self.row_blocks()).map(move |block| {
-            let (group, within) = (block / self.blocks, block % self.blocks);
-            let end = (group + 1) * self.group;
-            let start = (group * self.group + within * L::BLOCK_COLS).min(end);
-            (block, start..(start + L::BLOCK_COLS).min(end))
-        })
-    }
 }
 
 /// A matrix cannot be packed.

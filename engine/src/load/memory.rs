@@ -64,7 +64,7 @@ impl MemoryNeed {
 pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
     let config = model.config();
     let rows = EngineConfig::new(config.context_length).token_budget.max(options.max_sequences);
-    let activations = class::digits(config, options.activations);
+    let activations = options.activations(model);
     let (sequences, threads) = (options.max_sequences, options.threads());
     let size = StepSize { rows, sequences, threads, activations };
     let loading = memory::load_bytes(config) as u64;
