@@ -11,7 +11,10 @@ mod activations;
 #[cfg(test)]
 mod conformance;
 mod gemm;
+#[cfg(target_arch = "x86_64")]
+mod generic;
 mod order;
+pub(crate) mod prefetch;
 mod scalar;
 pub(crate) mod screen;
 mod self_check;
@@ -77,19 +80,6 @@ impl Isa {
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Self::Scalar)
     }
-}
-
-/// Prefetches the cache line of any address, valid or not.
-#[inline(always)]
-pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch cannot fault, and every x86-64 has it.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 /// This machine cannot run the kernels of an ISA.

@@ -31,6 +31,8 @@ pub use estimate::{Bounds, Products, RangeNoise};
 pub(super) use estimate::{estimate, select_candidates, weigh_below};
 
 #[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::has_vnni;
