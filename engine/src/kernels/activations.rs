@@ -4,6 +4,8 @@
 //! the order of the format's code vectors (`Layout::ORDER`), zero-padded to whole blocks. The stride
 //! is an odd number of cache lines, because rows at a power of two would share one cache set.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::marker::PhantomData;
 
 use bytemuck::Zeroable;
@@ -176,6 +178,13 @@ fn write_row(format: Format, cols: usize, row: &mut [i8], q: &[i8]) -> i32 {
         // SAFETY: the machine has AVX2.
         return unsafe {
             with_layout!(format, L => order::write_avx2(order::Unit::of::<L>(), row, q))
+        };
+    }
+    #[cfg(target_arch = "aarch64")]
+    if is_aarch64_feature_detected!("neon") {
+        // SAFETY: the machine has NEON.
+        return unsafe {
+            with_layout!(format, L => order::write_neon(order::Unit::of::<L>(), row, q))
         };
     }
     with_layout!(format, L => order::write(order::Unit::of::<L>(), row, q))
