@@ -126,6 +126,9 @@ fn processor(isas: &[Isa], chosen: Isa) -> Check {
         (true, best) if chosen < best => {
             format!("{best} is available and faster: unset TRITMILL_ISA")
         }
+        (true, Isa::Scalar) if cfg!(target_arch = "aarch64") => {
+            "the kernels for aarch64 need the dot product instructions of ARMv8.2".to_owned()
+        }
         (true, Isa::Scalar) => {
             "an x86-64 processor with AVX2 or AVX-512 is many times faster".to_owned()
         }

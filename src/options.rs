@@ -101,7 +101,7 @@ pub struct RunOptions {
     #[arg(
         long,
         env = "TRITMILL_ISA",
-        value_parser = one_of::<Isa>(&["scalar", "avx2", "avx512", "amx"])
+        value_parser = one_of::<Isa>(&["scalar", "neon", "avx2", "avx512", "amx"])
     )]
     pub isa: Option<Isa>,
     /// Element type of the KV cache: f16; q8, in 8 bits (about half the memory, changes answers); f32, for

@@ -185,7 +185,7 @@ fn invalid_arguments_are_refused() {
     check(&["1,x"], "invalid value 'x'");
     check(&["1", "--format", "q4"], "possible values: i2_s, tl1, tl2");
     check(&["1", "--threads", "0"], "invalid value '0'");
-    check(&["1", "--isa", "sse"], "possible values: scalar, avx2, avx512");
+    check(&["1", "--isa", "sse"], "possible values: scalar, neon, avx2, avx512");
     check(&["1024"], "token 1024 is outside the vocabulary of 1024");
     check(&["1", "--out", "/nowhere/logits"], "cannot write /nowhere/logits");
     check(&[], "--tokens <IDS>");

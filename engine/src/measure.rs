@@ -278,7 +278,7 @@ fn sum(words: &[u64]) -> u64 {
     for line in 0..count {
         for part in [a, b, c, d] {
             let words = &part[8 * line..8 * line + 8];
-            kernels::prefetch(words.as_ptr().cast::<u8>().wrapping_add(AHEAD_BYTES));
+            kernels::prefetch::second(words.as_ptr().cast::<u8>().wrapping_add(AHEAD_BYTES));
             for (sum, word) in sums.iter_mut().zip(words) {
                 *sum = sum.wrapping_add(*word);
             }

@@ -4,6 +4,8 @@
 //! the order of the format's code vectors (`Layout::ORDER`), zero-padded to whole blocks. The stride
 //! is an odd number of cache lines, because rows at a power of two would share one cache set.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::marker::PhantomData;
 
 use bytemuck::Zeroable;

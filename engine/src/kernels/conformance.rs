@@ -15,6 +15,8 @@ fn paths() -> Vec<Path> {
     let mut all = vec![Path::Scalar];
     #[cfg(target_arch = "x86_64")]
     all.extend([Path::Avx2, Path::Avx512, Path::Avx512Vnni, Path::Amx]);
+    #[cfg(target_arch = "aarch64")]
+    all.push(Path::Neon);
     all.retain(|path| path.is_available());
     all
 }

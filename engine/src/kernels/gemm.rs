@@ -1,7 +1,13 @@
 //! [`gemm`], the safe entry point of the ternary kernels: checks shapes, then runs one [`Path`].
 
-use std::{ops::Range, sync::LazyLock, time::Instant};
+use std::ops::Range;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use std::{sync::LazyLock, time::Instant};
 
+#[cfg(target_arch = "aarch64")]
+use super::aarch64 as native;
+#[cfg(target_arch = "x86_64")]
+use super::x86_64 as native;
 use super::{Activations, Isa, scalar};
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 
@@ -10,6 +16,9 @@ use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 pub(super) enum Path {
     /// The reference.
     Scalar,
+    /// NEON with dot products.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     /// AVX2.
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -49,12 +58,22 @@ impl Path {
             });
             match isa {
                 Isa::Scalar => Some(Self::Scalar),
+                Isa::Neon => None,
                 Isa::Avx2 => AVX2.then_some(Self::Avx2),
                 Isa::Avx512 => *AVX512,
                 Isa::Amx => AMX.then_some(Self::Amx),
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            static NEON: LazyLock<bool> = LazyLock::new(|| Path::Neon.is_available());
+            match isa {
+                Isa::Scalar => Some(Self::Scalar),
+                Isa::Neon => NEON.then_some(Self::Neon),
+                Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         (isa == Isa::Scalar).then_some(Self::Scalar)
     }
 
@@ -62,6 +81,8 @@ impl Path {
     pub(super) fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => Isa::Neon.is_available(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => Isa::Avx2.is_available(),
             #[cfg(target_arch = "x86_64")]
@@ -79,7 +100,7 @@ impl Path {
 /// Returns the peak rate of an ISA's multiply instruction on one thread with all operands in registers,
 /// in products per second. Takes some hundredths of a second; `None` for scalar code and unavailable
 /// ISAs.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
     const ROUNDS: usize = 200_000;
     const PASSES: usize = 20;
@@ -87,7 +108,7 @@ pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
     let pass = || {
         let started = Instant::now();
         // SAFETY: `Path::of` checked the features.
-        let count = unsafe { super::x86_64::products_of(path, ROUNDS) };
+        let count = unsafe { native::products_of(path, ROUNDS) };
         count as f64 / started.elapsed().as_secs_f64().max(1e-9)
     };
     let mut rates: Vec<f64> = (0..PASSES).map(|_| pass()).collect();
@@ -96,7 +117,7 @@ pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
 }
 
 /// Returns `None`, because no ISA with vectors is available.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn peak_products_per_s(_isa: Isa) -> Option<f64> {
     None
 }
@@ -144,7 +165,7 @@ pub(super) fn gemm_by(
         Path::Scalar => scalar::gemm(product),
         // SAFETY: `Path::of` or the test that created the path checked its features; the shapes were
         // checked above.
-        #[cfg(target_arch = "x86_64")]
-        path => unsafe { super::x86_64::gemm(path, product) },
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        path => unsafe { native::gemm(path, product) },
     }
 }

@@ -91,6 +91,9 @@ pub(super) fn gemm_groups_by(
     };
     match path {
         Path::Scalar => scalar::gemm_groups(product),
+        // No vectors join groups there yet.
+        #[cfg(target_arch = "aarch64")]
+        Path::Neon => scalar::gemm_groups(product),
         // SAFETY: `Path::of` or the test that created the path checked its features; the shapes were
         // checked above.
         #[cfg(target_arch = "x86_64")]

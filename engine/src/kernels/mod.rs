@@ -7,15 +7,19 @@
 #[doc(hidden)]
 pub mod float;
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod activations;
 #[cfg(test)]
 mod conformance;
 mod gemm;
+mod generic;
 mod group_activations;
 #[cfg(test)]
 mod group_conformance;
 mod group_gemm;
 mod order;
+pub(crate) mod prefetch;
 mod scalar;
 pub(crate) mod screen;
 mod self_check;
@@ -35,6 +39,9 @@ pub use group_gemm::gemm_groups;
 pub use self_check::self_check;
 pub(crate) use self_check::{agrees_with_scalar, groups_agree_with_scalar, wave};
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
+
 use crate::names::names;
 
 /// An instruction set with its own kernels; the order of declaration is from slow to fast.
@@ -42,6 +49,8 @@ use crate::names::names;
 pub enum Isa {
     /// Plain Rust: the reference.
     Scalar,
+    /// NEON with the dot product instructions of ARMv8.2.
+    Neon,
     /// AVX2 + FMA + F16C.
     Avx2,
     /// AVX-512 F, BW, DQ, VL; uses VNNI if present.
@@ -50,13 +59,19 @@ pub enum Isa {
     Amx,
 }
 
-names!(Isa, "ISA", Scalar = "scalar", Avx2 = "avx2", Avx512 = "avx512", Amx = "amx");
+names!(Isa, "ISA", Scalar = "scalar", Neon = "neon", Avx2 = "avx2", Avx512 = "avx512", Amx = "amx");
 
 impl Isa {
     /// Returns whether this machine can run the kernels of the ISA.
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => {
+                is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(not(target_arch = "aarch64"))]
+            Self::Neon => false,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2")
@@ -78,7 +93,7 @@ impl Isa {
                     && x86_64::registers::is_available()
             }
             #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
+            Self::Avx2 | Self::Avx512 | Self::Amx => false,
         }
     }
 
@@ -86,19 +101,6 @@ impl Isa {
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Self::Scalar)
     }
-}
-
-/// Prefetches the cache line of any address, valid or not.
-#[inline(always)]
-pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch cannot fault, and every x86-64 has it.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 /// This machine cannot run the kernels of an ISA.
@@ -113,4 +115,17 @@ pub struct IsaUnavailable(pub Isa);
 pub fn select(forced: Option<Isa>) -> Result<Isa, IsaUnavailable> {
     let isa = forced.unwrap_or_else(Isa::detect);
     if isa.is_available() { Ok(isa) } else { Err(IsaUnavailable(isa)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_expected_isa_is_detected() {
+        // Set by `cargo xtask aarch64`: without the ISA, the tests of its kernels would pass and show nothing.
+        if let Ok(expected) = std::env::var("TRITMILL_TEST_ISA") {
+            assert_eq!(Isa::detect().name(), expected);
+        }
+    }
 }

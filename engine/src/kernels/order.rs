@@ -38,6 +38,11 @@ const fn unit(order: &[u8]) -> Unit {
 
 /// Writes `q` in a format's order to `row`, padded with zeros, and returns its sum; `row` is a whole number of blocks.
 pub fn write_in(format: Format, row: &mut [i8], q: &[i8]) -> i32 {
+    #[cfg(target_arch = "aarch64")]
+    if std::arch::is_aarch64_feature_detected!("neon") {
+        // SAFETY: the machine has NEON.
+        return unsafe { with_layout!(format, L => write_neon(Unit::of::<L>(), row, q)) };
+    }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the machine has AVX2.
@@ -88,6 +93,35 @@ pub unsafe fn write_avx2(unit: Unit, row: &mut [i8], q: &[i8]) -> i32 {
     sum as i32 - 128 * 16 * count as i32 + write(unit, &mut row[done..], &q[done..])
 }
 
+/// As [`write`].
+///
+/// # Safety
+/// The machine has NEON.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+pub unsafe fn write_neon(unit: Unit, row: &mut [i8], q: &[i8]) -> i32 {
+    use std::arch::aarch64::*;
+
+    assert!(row.len() >= q.len());
+    // As in `write_avx2`.
+    let count = if q.len() < 16 { 0 } else { (q.len() - 16) / unit.len + 1 };
+    let mut sums = vdupq_n_s32(0);
+    // SAFETY: the last vector ends within `q`, and so within `row`; the shuffle has 16 bytes.
+    unsafe {
+        // Indices past 15 select zero.
+        let shuffle = vld1q_u8(unit.shuffle.as_ptr());
+        for vector in 0..count {
+            let at = vector * unit.len;
+            let ordered = vqtbl1q_s8(vld1q_s8(q.as_ptr().add(at)), shuffle);
+            vst1q_s8(row.as_mut_ptr().add(at), ordered);
+            // A lane grows by at most 4 * 128 a vector.
+            sums = vpadalq_s16(sums, vpaddlq_s8(ordered));
+        }
+    }
+    let done = count * unit.len;
+    vaddvq_s32(sums) + write(unit, &mut row[done..], &q[done..])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +151,13 @@ mod tests {
                     // SAFETY: the machine has AVX2.
                     let got = unsafe { write_avx2(unit, &mut row, &q) };
                     assert_eq!((got, &row), (sum, &want), "{format} {len}, AVX2");
+                }
+                #[cfg(target_arch = "aarch64")]
+                {
+                    row.fill(99);
+                    // SAFETY: every target of this architecture with an operating system has NEON.
+                    let got = unsafe { write_neon(unit, &mut row, &q) };
+                    assert_eq!((got, &row), (sum, &want), "{format} {len}, NEON");
                 }
             }
         }

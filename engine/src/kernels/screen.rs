@@ -13,7 +13,7 @@
 //! exact: `Σ_k (h[k] + half) · row[k]`, from which the caller subtracts `half · Σ row`.
 //!
 //! With VNNI a digit has 8 bits. Without VNNI, `vpmaddubsw` adds two products in int16: 2 · 127 · 127
-//! = 32258 fits, so a digit has 7. A sum of [`LEN_MAX`] products is below 2^31 either way.
+//! = 32258 fits, so a digit has 7; so it has with NEON, whose `sdot` takes signed bytes. A sum of [`LEN_MAX`] products is below 2^31 either way.
 
 use std::ops::Range;
 
@@ -30,6 +30,11 @@ mod tests;
 pub use estimate::{Bounds, Products, RangeNoise};
 pub(super) use estimate::{estimate, select_candidates, weigh_below};
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod tiles;
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
@@ -266,6 +271,7 @@ pub fn six_dots(isa: Isa, rows: &[u8], digits: &Digits, index: usize, out: [&mut
         // SAFETY: the machine has the ISA with VNNI; the shapes were checked above.
         return unsafe { x86_64::six::dots(rows, both, out) };
     }
+    let _ = isa;
     for (digits, out) in both.into_iter().zip(out) {
         scalar_six(rows, digits, row_bytes, out);
     }
@@ -300,8 +306,13 @@ fn dots_of(isa: Isa, rows: &[i8], data: &[u8], digits: &Digits, out: &mut [i32])
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx512 | Isa::Amx => unsafe { x86_64::dots_avx512(0, rows, data, len, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Isa::Neon => unsafe { aarch64::dots_neon(rows, data, len, out) },
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => unreachable!("{isa} is not available here"),
         #[cfg(not(target_arch = "x86_64"))]
-        _ => unreachable!("no such ISA is available here"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("{isa} is not available here"),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Sums of integer products in sixteen int32 lanes: the inner loops of attention with int8 keys and values. Sums are
 //! exact, so their order does not matter.
 
+#[cfg(target_arch = "aarch64")]
+pub(super) mod aarch64;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86_64;
 

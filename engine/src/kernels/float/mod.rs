@@ -10,6 +10,8 @@ mod avx512;
 mod byte_dots;
 mod kv;
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod ops;
 mod outputs;
 mod scalar;
@@ -93,8 +95,12 @@ impl FloatKernels {
             Isa::Avx2 => &tables::avx2::TABLE,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => &tables::avx512::TABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &tables::neon::TABLE,
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon => return None,
             #[cfg(not(target_arch = "x86_64"))]
-            _ => return None,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => return None,
         })
     }
 

@@ -270,6 +270,8 @@ macro_rules! instantiate {
 instantiate!(scalar, super::super::scalar::ScalarLanes, "sse2", 4, 2, 2);
 #[cfg(not(target_arch = "x86_64"))]
 instantiate!(scalar, super::super::scalar::ScalarLanes, "neon", 4, 2, 2);
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon, super::super::neon::NeonLanes, "neon,dotprod", 4, 2, 2);
 #[cfg(target_arch = "x86_64")]
 instantiate!(avx2, super::super::avx2::Avx2Lanes, "avx2,fma,f16c", 4, 2, 2);
 #[cfg(target_arch = "x86_64")]

@@ -2,6 +2,8 @@
 
 use std::{arch::x86_64::*, sync::LazyLock};
 
+use super::tiles::tiles;
+
 pub(super) mod amx;
 pub(super) mod six;
 
@@ -13,39 +15,6 @@ pub(in crate::kernels) fn has_vnni() -> bool {
 
 /// Prefetch distance within each row, in bytes.
 const PREFETCH_BYTES: usize = 1024;
-
-/// Calls `$tile::<H, X, FIRST>` for all tiles from head row `$first` on. Most tiles have `$height` head
-/// rows and `$width` digit rows.
-macro_rules! tiles {
-    ($tile:ident, $height:literal by $width:literal, $first:expr, $rows:ident, $digits:ident, $len:ident, $out:ident) => {{
-        let (r, n) = ($rows.len() / $len, $digits.len() / $len);
-        let mut row = $first;
-        while row < r {
-            let height = if r - row >= $height { $height } else { 1 };
-            let mut x = 0;
-            while x < n {
-                let from = $rows.as_ptr().add(row * $len);
-                let digits = $digits.as_ptr().add(x * $len);
-                let to = $out.as_mut_ptr().add(x * r + row);
-                x += match (height, n - x, x) {
-                    ($height, $width.., 0) => {
-                        $tile::<$height, $width, true>(from, digits, $len, to, r)
-                    }
-                    ($height, $width.., _) => {
-                        $tile::<$height, $width, false>(from, digits, $len, to, r)
-                    }
-                    ($height, 2.., 0) => $tile::<$height, 2, true>(from, digits, $len, to, r),
-                    ($height, 2.., _) => $tile::<$height, 2, false>(from, digits, $len, to, r),
-                    ($height, _, 0) => $tile::<$height, 1, true>(from, digits, $len, to, r),
-                    ($height, _, _) => $tile::<$height, 1, false>(from, digits, $len, to, r),
-                    (_, 4.., _) => $tile::<1, 4, true>(from, digits, $len, to, r),
-                    _ => $tile::<1, 1, true>(from, digits, $len, to, r),
-                };
-            }
-            row += height;
-        }
-    }};
-}
 
 /// Computes the dot products with the head rows from `first` on.
 ///

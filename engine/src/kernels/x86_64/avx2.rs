@@ -9,16 +9,18 @@ use std::{arch::x86_64::*, ops::Range};
 
 use half::f16;
 
-use super::{
-    CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
-    groups::{self, GroupWork, Join, enabled_groups},
-    many::{self, Codes, Many},
-    peak,
-};
-use crate::formats::{
-    i2_s::I2S,
-    tl1::{self, Tl1},
-    tl2::{self, Tl2},
+use super::groups::{self, GroupWork, Join, enabled_groups};
+use crate::{
+    formats::{
+        i2_s::I2S,
+        tl1::{self, Tl1},
+        tl2::{self, Tl2},
+    },
+    kernels::generic::{
+        CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
+        many::{self, Codes, Many},
+        peak,
+    },
 };
 
 /// AVX2.

@@ -15,15 +15,16 @@
 //! A sum of 16-bit pairs ([`Vectors::ACCUMULATE_MAX`]) holds a group: 36 code vectors at most. Weights are read in memory
 //! order; per multiply-add 1/4 byte (`i2_s`, `tl1`) or 5/24 byte and 9/8 for padding (`tl2`), and 1/64 byte of scales.
 
-use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1};
-
 use half::f16;
 
-use super::{
-    Ahead, GroupProduct, ask, opaque,
-    vectors::{CODES_MAX, Expand, Tile, Vectors},
+use super::GroupProduct;
+use crate::{
+    formats::TILE_ROWS,
+    kernels::{
+        generic::{Ahead, CODES_MAX, Expand, Tile, Vectors, opaque},
+        prefetch,
+    },
 };
-use crate::formats::TILE_ROWS;
 
 /// Join of a group's sums with its scales, in sixteen f32 lanes.
 ///
@@ -132,9 +133,9 @@ unsafe fn prefetch<T: Vectors, E: Expand<T>>(work: &GroupWork, block: usize) {
     for line in 0..E::lines(block) {
         let here = work.tile.bytes.wrapping_add(E::place(block) + 64 * line);
         if work.ahead.first > 0 {
-            ask::<_MM_HINT_T0>(here.wrapping_add(work.ahead.first));
+            prefetch::first(here.wrapping_add(work.ahead.first));
         }
-        ask::<_MM_HINT_T1>(opaque(here.wrapping_add(work.ahead.second)));
+        prefetch::second(opaque(here.wrapping_add(work.ahead.second)));
     }
 }
 

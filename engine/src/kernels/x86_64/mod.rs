@@ -1,137 +1,19 @@
-//! The common loop of the x86-64 paths; `avx2` and `avx512` define its vectors.
-//!
-//! A vector has one 32-bit lane for each of a tile's 16 output rows. Weights come as unsigned codes
-//! `trit + 1`, four inputs a lane; four activations of a row are broadcast to all lanes; each lane adds
-//! a dot product of four. Nothing is added across lanes, and `Σ code · q − Σ q = Σ trit · q`.
-//!
-//! ```text
-//! for each tile
-//!   for each group of R activation rows
-//!     for each chunk of blocks          (as long as the accumulators cannot overflow)
-//!       for each block, for each part of it
-//!         expand the codes              (once for R rows)
-//!         for each code vector and row: broadcast 4 activations, accumulate
-//! ```
-//!
-//! Weights are read in memory order. A multiply-add reads 1/4 (`i2_s`, `tl1`) or 5/24 (`tl2`) bytes of
-//! weights, divided by R.
-
-use std::{
-    arch::x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
-    sync::LazyLock,
-};
+//! The paths of x86-64: `avx2` and `avx512` define the vectors of the loops in [`super::generic`].
 
 use super::{
     gemm::{Path, Product},
+    generic::{self, peak},
     group_gemm::GroupProduct,
 };
-use crate::formats::{TILE_ROWS, layout::with_layout};
+use crate::formats::layout::with_layout;
 
 mod avx2;
 mod avx512;
 mod groups;
-mod many;
-mod peak;
 pub(super) mod registers;
-mod vectors;
 
 use avx2::Avx2;
 use avx512::{Bw, Vnni};
-use vectors::{CODES_MAX, Expand, Tile, Vectors};
-
-/// Defines the loops with the features enabled.
-macro_rules! enabled {
-    ($vectors:ty, $features:literal, $block:ident, $expand:ident, $peak:ident $(, $many:ident)?) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $block<
-            E: Expand<$vectors>,
-            const R: usize,
-            const A: usize,
-            const TILES: usize,
-        >(
-            work: Work,
-        ) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { block_rows::<$vectors, E, R, A, TILES>(work) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $expand<E: Expand<$vectors>>(
-            tile: Tile,
-            blocks: Range<usize>,
-            ahead: usize,
-            codes: &mut Codes<$vectors>,
-        ) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { many::expand::<$vectors, E>(tile, blocks, ahead, codes) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $peak(rounds: usize) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { peak::accumulate_all::<$vectors>(rounds) }
-        }
-
-        $(#[target_feature(enable = $features)]
-        unsafe fn $many<const R: usize, const TILES: usize>(many: Many<$vectors>) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { many::rows_by_tiles::<$vectors, R, TILES>(many) }
-        })?
-    };
-}
-
-use enabled;
-
-/// Prefetch distances in bytes, where tiles are read one after another. The hardware prefetcher stops at
-/// every 4 KiB.
-#[derive(Clone, Copy)]
-struct Ahead {
-    /// Into the first cache; 0 if the hardware prefetcher does better.
-    first: usize,
-    /// Into the second cache, which has room for more requests.
-    second: usize,
-}
-
-impl Ahead {
-    /// Returns the best measured distances for this processor's vendor (benches/RESULTS.md).
-    fn here() -> Self {
-        static HERE: LazyLock<Ahead> = LazyLock::new(|| match is_amd() {
-            true => Ahead { first: 0, second: 64 * 128 },
-            false => Ahead { first: 64 * 64, second: 64 * 704 },
-        });
-        *HERE
-    }
-}
-
-fn is_amd() -> bool {
-    let vendor = __cpuid(0);
-    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-    name.as_flattened() == b"AuthenticAMD"
-}
-
-/// Prefetch distance in bytes from the second into the first cache, where four tiles are read at once.
-const PREFETCH_NEAR_BYTES: usize = 1024;
-
-/// Operands of [`block_rows`]: up to four tiles, and R rows.
-#[derive(Clone, Copy)]
-struct Work {
-    tile: Tile,
-    /// Bytes from one tile to the next.
-    tile_bytes: usize,
-    /// Prefetch distances, if one group of rows reads a single tile.
-    ahead: Ahead,
-    /// Otherwise: start of the next tiles, for prefetching.
-    next: *const u8,
-    /// The share of the next tiles' lines that this group prefetches, in 256ths.
-    next_share: usize,
-    /// The first row's activations.
-    x: *const i8,
-    x_stride: usize,
-    sums: *const i32,
-    /// The first row's outputs for the tile.
-    y: *mut i32,
-    y_stride: usize,
-}
 
 /// Runs `rounds` rounds of multiply instructions only; returns the number of products.
 ///
@@ -141,14 +23,13 @@ pub(super) unsafe fn products_of(path: Path, rounds: usize) -> usize {
     // SAFETY: guaranteed by the caller.
     unsafe {
         match path {
-            Path::Scalar => return 0,
-            Path::Avx2 => Avx2::run_peak(rounds),
-            Path::Avx512 => Bw::run_peak(rounds),
-            Path::Avx512Vnni => Vnni::run_peak(rounds),
-            Path::Amx => return avx512::amx::products_of(rounds),
+            Path::Scalar => 0,
+            Path::Avx2 => peak::products_of::<Avx2>(rounds),
+            Path::Avx512 => peak::products_of::<Bw>(rounds),
+            Path::Avx512Vnni => peak::products_of::<Vnni>(rounds),
+            Path::Amx => avx512::amx::products_of(rounds),
         }
     }
-    rounds * peak::PRODUCTS
 }
 
 /// Runs the product by a path other than the scalar one.
@@ -160,9 +41,9 @@ pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
     unsafe {
         with_layout!(product.format, L => match path {
             Path::Scalar => super::scalar::gemm(product),
-            Path::Avx2 => gemm_as::<Avx2, L>(product),
-            Path::Avx512 => gemm_as::<Bw, L>(product),
-            Path::Avx512Vnni => gemm_as::<Vnni, L>(product),
+            Path::Avx2 => generic::gemm::<Avx2, L>(product),
+            Path::Avx512 => generic::gemm::<Bw, L>(product),
+            Path::Avx512Vnni => generic::gemm::<Vnni, L>(product),
             Path::Amx => avx512::amx::gemm::<L>(product),
         });
     }
@@ -183,167 +64,4 @@ pub(super) unsafe fn gemm_groups(path: Path, product: GroupProduct<'_>) {
             Path::Avx512Vnni | Path::Amx => groups::gemm::<Vnni, L>(product),
         });
     }
-}
-
-/// Runs the product with the vectors of `T`.
-///
-/// # Safety
-/// The machine has `T`'s instruction set; the shapes of `product` are consistent.
-unsafe fn gemm_as<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
-    let Product { tiles, tile_bytes, blocks, x, x_stride, sums, ref mut y, .. } = product;
-    let (tile_count, rows) = (tiles.len() / tile_bytes, sums.len());
-    let y_stride = tile_count * TILE_ROWS;
-    assert!(x_stride >= blocks * E::BLOCK_COLS && x.len() >= rows * x_stride);
-    assert!(y.len() >= rows * y_stride);
-    if rows >= T::MANY_ROWS_MIN {
-        // SAFETY: guaranteed by the caller; the shapes were just checked.
-        return unsafe { many::gemm::<T, E>(&mut product) };
-    }
-    // Groups of nearly equal size: 17 rows are 9 and 8, not 16 and 1.
-    let groups = rows.div_ceil(T::ROWS_MAX);
-    let together = match rows {
-        rows if T::FOUR_ROWS.contains(&rows) => 4,
-        rows if rows >= T::PAIR_ROWS_MIN => 2,
-        _ => 1,
-    };
-    let ahead = Ahead::here();
-    let mut first = 0;
-    while first < tile_count {
-        let count = if tile_count - first < together { 1 } else { together };
-        let tile = &tiles[first * tile_bytes..];
-        for group in 0..groups {
-            let (row, end) = (group * rows / groups, (group + 1) * rows / groups);
-            // SAFETY: the tiles and rows are inside the product's slices, checked above.
-            unsafe {
-                let next = together * tile_bytes + tile_bytes * group / groups;
-                let work = Work {
-                    tile: Tile { bytes: tile.as_ptr(), blocks },
-                    tile_bytes,
-                    ahead,
-                    next: tile.as_ptr().wrapping_add(next),
-                    next_share: 256 / groups,
-                    x: x.as_ptr().add(row * x_stride),
-                    x_stride,
-                    sums: sums.as_ptr().add(row),
-                    y: y.as_mut_ptr().add(row * y_stride + first * TILE_ROWS),
-                    y_stride,
-                };
-                T::run::<E>(work, end - row, count);
-            }
-        }
-        first += count;
-    }
-}
-
-/// Multiplies TILES tiles by R rows with A accumulators per sum: with few rows, a single accumulator
-/// would wait for its last addition.
-///
-/// # Safety
-/// As for [`gemm_as`]; the function is inlined into a caller that enables the instruction set.
-#[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
-unsafe fn block_rows<
-    T: Vectors,
-    E: Expand<T>,
-    const R: usize,
-    const A: usize,
-    const TILES: usize,
->(
-    work: Work,
-) {
-    // No closures: they would lack the instruction set.
-    // SAFETY: `gemm_as` checked that the slices hold the tiles and the rows.
-    unsafe {
-        let chunk = T::ACCUMULATE_MAX / (E::PARTS * E::CODES);
-        let mut totals = [[T::zero(); TILES]; R];
-        let (mut tiles, mut xs) = ([work.tile; TILES], [work.x; R]);
-        for tile in 0..TILES {
-            tiles[tile].bytes = work.tile.bytes.add(tile * work.tile_bytes);
-        }
-        for row in 0..R {
-            xs[row] = opaque(work.x.add(row * work.x_stride));
-        }
-        let mut start = 0;
-        while start < work.tile.blocks {
-            let end = work.tile.blocks.min(start.saturating_add(chunk));
-            let mut sums = [[[T::zero(); A]; TILES]; R];
-            for block in start..end {
-                let place = E::place(block);
-                for tile in 0..TILES {
-                    for line in 0..E::lines(block) {
-                        let here = tiles[tile].bytes.wrapping_add(place + 64 * line);
-                        // A single tile needs its lines soon, so they go into the first cache.
-                        match TILES {
-                            4 => {
-                                let next = here.wrapping_add(4 * work.tile_bytes);
-                                ask::<_MM_HINT_T0>(here.wrapping_add(PREFETCH_NEAR_BYTES));
-                                ask::<_MM_HINT_T1>(next);
-                            }
-                            1 if work.next_share == 256 => {
-                                if work.ahead.first > 0 {
-                                    ask::<_MM_HINT_T0>(here.wrapping_add(work.ahead.first));
-                                }
-                                // Without `opaque`, this prefetch is a displacement of the first one
-                                // and has no effect on some machines: 24 GB/s instead of 33.
-                                ask::<_MM_HINT_T1>(opaque(here.wrapping_add(work.ahead.second)));
-                            }
-                            _ => {
-                                let next = work.next.wrapping_add(tile * work.tile_bytes);
-                                let part = (place + 64 * line) * work.next_share / 256;
-                                ask::<_MM_HINT_T1>(next.wrapping_add(part));
-                            }
-                        }
-                    }
-                }
-                for part in 0..E::PARTS {
-                    let mut codes = [[T::zero(); CODES_MAX]; TILES];
-                    for tile in 0..TILES {
-                        codes[tile] = E::codes(tiles[tile], block, part);
-                    }
-                    for code in 0..E::CODES {
-                        let group = part * E::CODES + code;
-                        for row in 0..R {
-                            let x = T::broadcast(xs[row].add(block * E::BLOCK_COLS + 4 * group));
-                            for tile in 0..TILES {
-                                let sum = &mut sums[row][tile][group % A];
-                                *sum = T::accumulate(*sum, codes[tile][code], x);
-                            }
-                        }
-                    }
-                }
-            }
-            for row in 0..R {
-                for tile in 0..TILES {
-                    for sum in sums[row][tile] {
-                        totals[row][tile] = T::add_widened(totals[row][tile], sum);
-                    }
-                }
-            }
-            start = end;
-        }
-        for row in 0..R {
-            for tile in 0..TILES {
-                let total = T::add(totals[row][tile], T::splat(-*work.sums.add(row)));
-                T::store(work.y.add(row * work.y_stride + tile * TILE_ROWS), total);
-            }
-        }
-    }
-}
-
-/// Prefetches the cache line of an address, valid or not.
-#[inline(always)]
-fn ask<const HINT: i32>(at: *const u8) {
-    // SAFETY: a prefetch cannot fault.
-    unsafe { _mm_prefetch::<HINT>(at.cast()) };
-}
-
-/// Returns the pointer and hides its origin from the compiler. Otherwise the compiler would add up
-/// strides in the innermost loop, on ports that multiply, to save registers that are not needed.
-#[inline(always)]
-fn opaque<T>(mut pointer: *const T) -> *const T {
-    // SAFETY: no instruction.
-    unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, readonly, nostack, preserves_flags));
-    }
-    pointer
 }

@@ -2,6 +2,8 @@
 
 use super::{AttentionTile, ByteDots, attention};
 use crate::kernels::float::byte_dots::ScalarDots;
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::float::byte_dots::aarch64::NeonDots;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::{
     float::byte_dots::x86_64::{Avx2Dots, Avx512Dots, VnniDots},
@@ -79,6 +81,13 @@ macro_rules! of_isa {
 }
 
 of_isa!(scalar, ScalarDots, 4);
+#[cfg(target_arch = "aarch64")]
+of_isa!(
+    #[target_feature(enable = "neon,dotprod")]
+    neon,
+    NeonDots,
+    4
+);
 #[cfg(target_arch = "x86_64")]
 of_isa!(
     #[target_feature(enable = "avx2,fma,f16c")]

@@ -2,7 +2,7 @@
 //!
 //! `tdpbsud` multiplies a register of 16 rows of 64 activations by one of 16 code vectors: row `k` of the
 //! second holds, for each of 16 outputs, the codes of inputs `4 k..4 k + 4`, which is exactly a code
-//! vector. Steps with many rows therefore use the loop of [`super::many`] with 16 code vectors at a time,
+//! vector. Steps with many rows therefore use the loop of [`many`] with 16 code vectors at a time,
 //! and their sums equal the sums of `vpdpbusd`. Steps with few rows use vectors, because a tile register
 //! takes as long for few rows as for many.
 
@@ -13,17 +13,22 @@ use std::{
 };
 
 use super::{
-    super::{
-        Expand, Tile, Vectors, Work, block_rows, enabled,
-        many::{self, Codes, Many},
-        peak,
-        registers::{
-            ROWS_MAX, Registers, SIDE, Shape, clear_sums, load_sums, multiply, store_sums,
-        },
+    super::registers::{
+        ROWS_MAX, Registers, SIDE, Shape, clear_sums, load_sums, multiply, store_sums,
     },
     Vnni,
 };
-use crate::{formats::TILE_ROWS, kernels::gemm::Product};
+use crate::{
+    formats::TILE_ROWS,
+    kernels::{
+        gemm::Product,
+        generic::{
+            self, Expand, Tile, Vectors, Work, block_rows, enabled,
+            many::{self, Codes, Many},
+            peak,
+        },
+    },
+};
 
 /// AVX-512 with VNNI, and AMX-INT8.
 pub(in super::super) struct Amx;
@@ -43,7 +48,7 @@ pub(in super::super) unsafe fn gemm<E: Expand<Amx>>(product: Product<'_>) {
     unsafe {
         match product.sums.len() {
             FEW..=ROWS_MAX => gemm_in_registers::<E>(product),
-            _ => super::super::gemm_as::<Amx, E>(product),
+            _ => generic::gemm::<Amx, E>(product),
         }
     }
 }

@@ -14,21 +14,24 @@
 //! A broadcast serves one product per tile, a load of codes one product per row, and all formats cost
 //! the same.
 
-use std::{arch::x86_64::_MM_HINT_T1, mem::MaybeUninit, ops::Range};
+use std::{mem::MaybeUninit, ops::Range};
 
-use super::{Expand, Product, Tile, Vectors, ask, opaque};
-use crate::formats::TILE_ROWS;
+use super::{Expand, Tile, Vectors, blocks::opaque};
+use crate::{
+    formats::TILE_ROWS,
+    kernels::{gemm::Product, prefetch},
+};
 
 /// Largest number of tiles in a group.
-pub(super) const TILES_MAX: usize = 4;
+pub const TILES_MAX: usize = 4;
 /// Code vectors of a chunk: 24 KiB for four tiles.
 const CODES_OF_CHUNK: usize = 96;
 
 /// Code vectors of a chunk of a tile.
-pub(super) type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];
+pub type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];
 
 /// Operands of [`rows_by_tiles`]: a chunk of a group of tiles, and R rows.
-pub(super) struct Many<T: Vectors> {
+pub struct Many<T: Vectors> {
     pub codes: *const Codes<T>,
     /// Code vectors of the chunk, at least 1.
     pub count: usize,
@@ -45,8 +48,8 @@ pub(super) struct Many<T: Vectors> {
 /// Runs the product with the vectors of `T`.
 ///
 /// # Safety
-/// The machine has `T`'s instruction set; [`super::gemm_as`] has checked the shapes.
-pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
+/// The machine has `T`'s instruction set; [`super::gemm`] has checked the shapes.
+pub unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     let Product { tiles, tile_bytes, blocks, x, x_stride, sums, y, .. } = product;
     let (tile_count, rows) = (tiles.len() / *tile_bytes, sums.len());
     let y_stride = tile_count * TILE_ROWS;
@@ -91,7 +94,7 @@ pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
 /// The tile has these blocks, of at most [`CODES_OF_CHUNK`] vectors; the function is inlined into a
 /// caller that enables the instruction set.
 #[inline(always)]
-pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
+pub unsafe fn expand<T: Vectors, E: Expand<T>>(
     tile: Tile,
     blocks: Range<usize>,
     ahead: usize,
@@ -101,7 +104,7 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
     for block in blocks {
         // Prefetches the tiles of the next group while this group is multiplied.
         for line in 0..E::lines(block) {
-            ask::<_MM_HINT_T1>(tile.bytes.wrapping_add(ahead + E::place(block) + 64 * line));
+            prefetch::second(tile.bytes.wrapping_add(ahead + E::place(block) + 64 * line));
         }
         for part in 0..E::PARTS {
             // SAFETY: guaranteed by the caller.
@@ -125,7 +128,7 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
 /// As for [`gemm`]; the function is inlined into a caller that enables the instruction set.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
-pub(super) unsafe fn rows_by_tiles<T: Vectors, const R: usize, const TILES: usize>(many: Many<T>) {
+pub unsafe fn rows_by_tiles<T: Vectors, const R: usize, const TILES: usize>(many: Many<T>) {
     // No closures: they would lack the instruction set.
     // SAFETY: `gemm` took the pointers from slices with the rows and tiles, and wrote the first `count`
     // codes of each tile.

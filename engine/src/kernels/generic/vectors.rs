@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Work, many};
 #[cfg(doc)]
-use super::{block_rows, peak};
+use super::block_rows;
+use super::{Work, many, peak};
 use crate::formats::{
     i2_s::I2S,
     layout::Layout,
@@ -13,13 +13,13 @@ use crate::formats::{
 };
 
 /// Largest number of code vectors from one [`Expand::codes`].
-pub(super) const CODES_MAX: usize = 3;
+pub const CODES_MAX: usize = 3;
 
 /// Vectors of one instruction set and the arithmetic on them.
 ///
 /// # Safety
 /// Methods need the instruction set; pointers must be valid for the reads and writes of each method.
-pub(super) trait Vectors: Sized {
+pub trait Vectors: Sized {
     /// A tile's 16 lanes: codes, or sums.
     type Lanes: Copy;
     /// Four activations in every lane.
@@ -91,12 +91,15 @@ pub(super) trait Vectors: Sized {
     /// and [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
     unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize, kept: &mut Self::Kept);
 
+    /// Independent sums of [`peak::accumulate_all`], at most [`peak::SUMS_MAX`].
+    const PEAK_SUMS: usize = peak::SUMS_MAX;
+
     /// Runs [`peak::accumulate_all`] with the instruction set enabled.
     unsafe fn run_peak(rounds: usize);
 }
 
 /// The code vectors of a format's blocks, and the place of their indices.
-pub(super) trait Parts: Layout {
+pub trait Parts: Layout {
     /// Parts in which a block is expanded.
     const PARTS: usize;
     /// Code vectors of a part.
@@ -144,7 +147,7 @@ impl Parts for Tl2 {
 ///
 /// # Safety
 /// As for [`Vectors`]; `block` is a block of `tile`.
-pub(super) trait Expand<T: Vectors>: Parts {
+pub trait Expand<T: Vectors>: Parts {
     /// Codes of a part of a block: vector `c` is multiplied by the four activations from
     /// `4 (CODES part + c)` of the block ([`Parts::CODES`]).
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [T::Lanes; CODES_MAX];
@@ -152,7 +155,7 @@ pub(super) trait Expand<T: Vectors>: Parts {
 
 /// One tile's bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub struct Tile {
     pub bytes: *const u8,
     pub blocks: usize,
 }
