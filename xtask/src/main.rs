@@ -1,6 +1,7 @@
 //! Repository tasks: `cargo xtask TASK`. CI runs the same commands that people run by hand. Each task
 //! is one module; most tasks only start other programs.
 
+mod aarch64;
 mod bench;
 mod chaos;
 mod compare;
@@ -44,6 +45,12 @@ const TASKS: &[Task] = &[
         arguments: "[FILTER…]",
         summary: "run the tests of KV bookkeeping under Miri (nightly Rust with miri and rust-src)",
         run: miri::run,
+    },
+    Task {
+        name: "aarch64",
+        arguments: "[FILTER…]",
+        summary: "run the engine's tests for aarch64 under emulation, and check the workspace for it, as root on Debian",
+        run: aarch64::run,
     },
     Task {
         name: "chaos",
