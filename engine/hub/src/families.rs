@@ -27,6 +27,8 @@ pub struct Family {
 }
 
 const FALCON: &str = "TII Falcon License 2.0";
+const APACHE: &str = "Apache 2.0";
+const BONSAI: &str = "GGUF Q2_0";
 const PACKED: &str = "safetensors, packed";
 
 /// All of them, by size within a family.
@@ -39,6 +41,9 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "Falcon3 3B 1.58bit", repository: "tiiuae/Falcon3-3B-Instruct-1.58bit", file: None, format: PACKED, download_bytes: 2_220_000_000, memory_bytes: 2_620_000_000, licence: FALCON, shape: "falcon3-3b" },
     Family { name: "Falcon3 7B 1.58bit", repository: "tiiuae/Falcon3-7B-Instruct-1.58bit", file: None, format: PACKED, download_bytes: 3_270_000_000, memory_bytes: 3_680_000_000, licence: FALCON, shape: "falcon3-7b" },
     Family { name: "Falcon3 10B 1.58bit", repository: "tiiuae/Falcon3-10B-Instruct-1.58bit", file: None, format: PACKED, download_bytes: 3_990_000_000, memory_bytes: 4_390_000_000, licence: FALCON, shape: "falcon3-10b" },
+    Family { name: "Ternary Bonsai 1.7B", repository: "prism-ml/Ternary-Bonsai-1.7B-gguf", file: Some("Ternary-Bonsai-1.7B-Q2_0.gguf"), format: BONSAI, download_bytes: 460_000_000, memory_bytes: 460_000_000, licence: APACHE, shape: "bonsai-1.7b" },
+    Family { name: "Ternary Bonsai 4B", repository: "prism-ml/Ternary-Bonsai-4B-gguf", file: Some("Ternary-Bonsai-4B-Q2_0.gguf"), format: BONSAI, download_bytes: 1_070_000_000, memory_bytes: 1_070_000_000, licence: APACHE, shape: "bonsai-4b" },
+    Family { name: "Ternary Bonsai 8B", repository: "prism-ml/Ternary-Bonsai-8B-gguf", file: Some("Ternary-Bonsai-8B-Q2_0.gguf"), format: BONSAI, download_bytes: 2_180_000_000, memory_bytes: 2_010_000_000, licence: APACHE, shape: "bonsai-8b" },
 ];
 
 #[cfg(test)]
