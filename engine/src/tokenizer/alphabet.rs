@@ -83,7 +83,9 @@ impl Alphabet {
 /// Returns the byte of a token such as `<0x0A>`.
 fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+    // `from_str_radix` takes a sign, too.
+    let are_digits = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| are_digits)
 }
 
 fn byte_level(json: &TokenizerJson) -> Result<Alphabet, TokenizerError> {
