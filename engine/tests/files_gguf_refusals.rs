@@ -174,7 +174,7 @@ fn output_matrix_of_a_tied_architecture_is_ignored() {
 fn other_vocabularies_are_refused_by_name() {
     refused(&["tokenizer.ggml.model"], |file| file.set_text("tokenizer.ggml.model", "llama"));
     refused(&["tokenizer.ggml.pre", "deepseek-llm"], |file| {
-        file.set_text("tokenizer.ggml.pre", "qwen2")
+        file.set_text("tokenizer.ggml.pre", "deepseek-llm")
     });
 }
 

@@ -255,10 +255,14 @@ fn rope(
             theta = inner.positive("rope_theta")?.or(theta);
             continue;
         }
+        if kind.is_some_and(|kind| kind != "default") {
+            let key = if inner.get("rope_type").is_some() { "rope_type" } else { "type" };
+            return Err(inner.unsupported(key, "RoPE scaling"));
+        }
         for key in map.keys() {
             match key.as_str() {
                 "rope_theta" => theta = inner.positive(key)?.or(theta),
-                "rope_type" | "type" if inner.get(key).is_none_or(|kind| kind == "default") => {}
+                "rope_type" | "type" => {}
                 "partial_rotary_factor"
                     if inner.get(key).is_none_or(|factor| factor.as_f64() == Some(1.0)) => {}
                 _ => return Err(inner.unsupported(key, "RoPE scaling")),

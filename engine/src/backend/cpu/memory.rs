@@ -73,7 +73,7 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
 }
 
 /// Returns the bytes that loading takes besides the weights: one decoded matrix, twice while its rows are
-/// reordered.
+/// reordered, or a decoded ternary embedding.
 pub fn load_bytes(config: &ModelConfig) -> usize {
     let table = if config.group_scales { config.vocab_size * config.hidden_size } else { 0 };
     table.max(2 * shapes(config).map(|(rows, cols)| rows * cols).max().unwrap_or(0))

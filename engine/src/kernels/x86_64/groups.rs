@@ -25,6 +25,9 @@ use super::{
 };
 use crate::formats::TILE_ROWS;
 
+/// Largest [`super::vectors::Parts::PARTS`] of all formats.
+const PARTS_MAX: usize = 4;
+
 /// Join of a group's sums with its scales, in sixteen f32 lanes.
 ///
 /// # Safety
@@ -138,6 +141,46 @@ unsafe fn prefetch<T: Vectors, E: Expand<T>>(work: &GroupWork, block: usize) {
     }
 }
 
+/// Adds the products of part P of a block, if the format has it, with the activations from `at` on. The parts are not a
+/// loop, because sums stay in registers only if their places are constants.
+///
+/// # Safety
+/// As for [`rows_by_groups`].
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
+unsafe fn add_part<
+    T: Join,
+    E: Expand<T>,
+    const R: usize,
+    const D: usize,
+    const A: usize,
+    const P: usize,
+>(
+    work: &GroupWork,
+    xs: &[*const i8; R],
+    (at, block): (usize, usize),
+    sums: &mut [[[T::Lanes; A]; D]; R],
+) {
+    const { assert!(E::PARTS <= PARTS_MAX) };
+    if P >= E::PARTS {
+        return;
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let codes: [T::Lanes; CODES_MAX] = E::codes(work.tile, block, P);
+        for code in 0..E::CODES {
+            let vector = P * E::CODES + code;
+            for row in 0..R {
+                for digit in 0..D {
+                    let from = xs[row].add(at + digit * work.digit_bytes + 4 * vector);
+                    let sum = &mut sums[row][digit][vector % A];
+                    *sum = T::accumulate(*sum, codes[code], T::broadcast(from));
+                }
+            }
+        }
+    }
+}
+
 /// Multiplies a tile by R rows of D digits with A accumulators per sum: with few rows, a single accumulator would wait for
 /// its last addition.
 ///
@@ -169,19 +212,10 @@ pub(super) unsafe fn rows_by_groups<
                 if work.prefetches {
                     prefetch::<T, E>(&work, block);
                 }
-                for part in 0..E::PARTS {
-                    let codes: [T::Lanes; CODES_MAX] = E::codes(work.tile, block, part);
-                    for code in 0..E::CODES {
-                        let vector = part * E::CODES + code;
-                        for row in 0..R {
-                            for digit in 0..D {
-                                let from = xs[row].add(at + digit * work.digit_bytes + 4 * vector);
-                                let sum = &mut sums[row][digit][vector % A];
-                                *sum = T::accumulate(*sum, codes[code], T::broadcast(from));
-                            }
-                        }
-                    }
-                }
+                add_part::<T, E, R, D, A, 0>(&work, &xs, (at, block), &mut sums);
+                add_part::<T, E, R, D, A, 1>(&work, &xs, (at, block), &mut sums);
+                add_part::<T, E, R, D, A, 2>(&work, &xs, (at, block), &mut sums);
+                add_part::<T, E, R, D, A, 3>(&work, &xs, (at, block), &mut sums);
                 (at, block) = (at + E::BLOCK_COLS, block + 1);
             }
             let scales = T::load_scales(work.tile_scales.add(group * TILE_ROWS));
