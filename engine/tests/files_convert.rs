@@ -123,8 +123,11 @@ fn synthetic_models_of_every_family_open_and_depend_on_the_seed() {
     for name in shape_names() {
         let mut config = shape(name).unwrap();
         shrink(&mut config);
+        let of_shape = dir.path().join(name);
+        std::fs::create_dir(&of_shape).unwrap();
         let open = |folder: &str, seed| {
-            let path = dir.path().join(name).join(folder);
+            let name = if config.group_scales { format!("{folder}.gguf") } else { folder.into() };
+            let path = of_shape.join(name);
             synth(&config, &path, seed).unwrap();
             Model::open(&path).unwrap()
         };
