@@ -29,9 +29,6 @@ use crate::{
 /// Most parts of a block, of all formats.
 const PARTS_MAX: usize = 4;
 
-/// Largest [`super::vectors::Parts::PARTS`] of all formats.
-const PARTS_MAX: usize = 4;
-
 /// Join of a group's sums with its scales, in sixteen f32 lanes.
 ///
 /// # Safety
@@ -142,46 +139,6 @@ unsafe fn prefetch<T: Vectors, E: Expand<T>>(work: &GroupWork, block: usize) {
             prefetch::first(here.wrapping_add(work.ahead.first));
         }
         prefetch::second(opaque(here.wrapping_add(work.ahead.second)));
-    }
-}
-
-/// Adds the products of part P of a block, if the format has it, with the activations from `at` on. The parts are not a
-/// loop, because sums stay in registers only if their places are constants.
-///
-/// # Safety
-/// As for [`rows_by_groups`].
-#[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
-unsafe fn add_part<
-    T: Join,
-    E: Expand<T>,
-    const R: usize,
-    const D: usize,
-    const A: usize,
-    const P: usize,
->(
-    work: &GroupWork,
-    xs: &[*const i8; R],
-    (at, block): (usize, usize),
-    sums: &mut [[[T::Lanes; A]; D]; R],
-) {
-    const { assert!(E::PARTS <= PARTS_MAX) };
-    if P >= E::PARTS {
-        return;
-    }
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        let codes: [T::Lanes; CODES_MAX] = E::codes(work.tile, block, P);
-        for code in 0..E::CODES {
-            let vector = P * E::CODES + code;
-            for row in 0..R {
-                for digit in 0..D {
-                    let from = xs[row].add(at + digit * work.digit_bytes + 4 * vector);
-                    let sum = &mut sums[row][digit][vector % A];
-                    *sum = T::accumulate(*sum, codes[code], T::broadcast(from));
-                }
-            }
-        }
     }
 }
 
