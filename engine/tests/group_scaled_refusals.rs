@@ -133,7 +133,7 @@ fn keys_and_tensors_that_are_not_understood_are_refused_by_name() {
 #[test]
 fn folders_that_are_not_ternary_are_refused_by_the_tensors_name() {
     let folder = Folder::copy("qwen3-group-tiny");
-    let shard = folder.path().join("model-00001-of-00002.safetensors");
+    let shard = folder.path().join("model-00001-of-00003.safetensors");
     let bytes = std::fs::read(&shard).unwrap();
     let (header, _) = split_safetensors(&bytes);
     let name = "model.layers.0.mlp.up_proj.weight";
@@ -164,8 +164,8 @@ fn folders_that_are_not_ternary_are_refused_by_the_tensors_name() {
     refused(&["rope_parameters.mscale"], &|config| {
         config["rope_parameters"]["mscale"] = json!(1.0);
     });
-    refused(&["rope_parameters.rope_type", "llama3"], &|config| {
-        config["rope_parameters"]["rope_type"] = json!("llama3");
+    refused(&["rope_parameters.rope_type", "longrope"], &|config| {
+        config["rope_parameters"]["rope_type"] = json!("longrope");
     });
     refused(&["rope_parameters.factor", "missing"], &|config| {
         config["rope_parameters"].as_object_mut().unwrap().remove("factor");
