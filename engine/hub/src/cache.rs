@@ -13,6 +13,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process,
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use hf_hub::{Repo, RepoType};
@@ -195,7 +196,10 @@ pub(crate) fn make_folder(folder: &Path) -> Result<(), PullError> {
 /// Puts what `make` makes at `path`, at once: other processes see the old or the new.
 fn replace(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), PullError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}", process::id()));
+    // Threads of this process may make the same file, too.
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_file_name(format!(".{name}.{}.{number}", process::id()));
     // Left by a process of this number that died.
     let _ = fs::remove_file(&temporary);
     let made = make(&temporary).and_then(|()| fs::rename(&temporary, path));
