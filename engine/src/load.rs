@@ -92,10 +92,9 @@ impl EngineOptions {
 
     /// Returns the number of threads, with the default resolved.
     pub fn threads(&self) -> usize {
-        let available = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let cores = || {
             let of_node = self.device.memory_node().and_then(topology::cores_of);
-            of_node.map_or_else(available, <[usize]>::len)
+            of_node.map_or(usize::MAX, <[usize]>::len).min(topology::core_limit())
         };
         self.threads.map_or_else(cores, NonZeroUsize::get)
     }

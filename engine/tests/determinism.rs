@@ -33,17 +33,7 @@ fn load(model: &Arc<Model>, options: CpuOptions) -> Box<dyn Backend> {
 }
 
 fn options(format: Format, isa: Isa, threads: usize) -> CpuOptions {
-    let (kv, head) = (KvType::F16, HeadMode::Exact);
-    CpuOptions {
-        format,
-        isa,
-        threads,
-        kv,
-        head,
-        activations: None,
-        node: None,
-        block_count: BLOCKS,
-    }
+    CpuOptions { format, isa, threads, ..CpuOptions::new(BLOCKS) }
 }
 
 fn tokens(count: usize, seed: u32) -> Vec<u32> {

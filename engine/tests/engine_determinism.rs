@@ -13,11 +13,10 @@ use std::{
 
 use tritmill_engine::{
     Engine, EngineConfig, Event, Output, Request, RequestId, SamplingParams,
-    backend::cpu::{self, CpuOptions, HeadMode, KvType},
+    backend::cpu::{self, CpuOptions, KvType},
     files::Model,
     formats::Format,
     generate,
-    kernels::Isa,
     kv::disk::{BlockTiers, FolderLimits, TierOptions},
 };
 
@@ -28,17 +27,8 @@ fn model() -> Arc<Model> {
 }
 
 fn engine(model: &Arc<Model>, kv: KvType, block_count: usize, config: EngineConfig) -> Engine {
-    let (format, isa, head) = (Format::Tl2, Isa::detect(), HeadMode::Exact);
-    let options = CpuOptions {
-        format,
-        isa,
-        threads: 2,
-        kv,
-        head,
-        activations: None,
-        node: None,
-        block_count,
-    };
+    let options =
+        CpuOptions { format: Format::Tl2, threads: 2, kv, ..CpuOptions::new(block_count) };
     let backend = cpu::load(Arc::clone(model), options).unwrap();
     let vocabulary: Arc<dyn tritmill_engine::TokenText> = Arc::clone(model) as _;
     Engine::new(backend, vocabulary, model.config().eos_tokens.clone(), config)

@@ -9,26 +9,14 @@ use std::{collections::BTreeMap, sync::Arc, thread, time::Instant};
 
 use tritmill_engine::{
     Engine, EngineConfig, Event, Fork, Output, Request, RequestId, SamplingParams, TokenText,
-    backend::cpu::{self, CpuOptions, HeadMode, KvType},
+    backend::cpu::{self, CpuOptions, KvType},
     files::Model,
-    formats::Format,
-    kernels::Isa,
 };
 
 const REQUESTS: usize = 12;
 
 fn engine(model: &Arc<Model>, kv: KvType, block_count: usize) -> Engine {
-    let (format, isa, head) = (Format::I2S, Isa::detect(), HeadMode::Exact);
-    let options = CpuOptions {
-        format,
-        isa,
-        threads: 2,
-        kv,
-        head,
-        activations: None,
-        node: None,
-        block_count,
-    };
+    let options = CpuOptions { threads: 2, kv, ..CpuOptions::new(block_count) };
     let backend = cpu::load(Arc::clone(model), options).unwrap();
     let vocabulary: Arc<dyn TokenText> = Arc::clone(model) as _;
     let config = EngineConfig::new(model.config().context_length);

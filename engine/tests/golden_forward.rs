@@ -9,11 +9,11 @@ use std::{collections::HashMap, fs, sync::Arc};
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
-use support::{MODELS, cases, golden, hf_module, open};
+use support::{MODELS, all_logits, argmax, cases, golden, hf_module, numbers, open};
 use tritmill_engine::{
     backend::{
-        Backend, Chunk, Logits, LogitsFor,
-        cpu::{self, CpuOptions, HeadMode, KvType},
+        Backend,
+        cpu::{self, CpuOptions, KvType},
     },
     config::{Linear, Norm},
     files::Model,
@@ -22,8 +22,10 @@ use tritmill_engine::{
         self, Activations, Isa,
         float::{Columns, FloatKernels, Sums},
     },
-    kv::BlockId,
 };
+
+/// KV blocks of the backends.
+const BLOCKS: usize = 40;
 
 fn isas() -> Vec<Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
@@ -31,30 +33,7 @@ fn isas() -> Vec<Isa> {
 
 fn backend(path: &str, format: Format, isa: Isa, kv: KvType) -> Box<dyn Backend> {
     let model = Arc::new(open(path));
-    let head = HeadMode::Exact;
-    cpu::load(
-        model,
-        CpuOptions {
-            format,
-            isa,
-            threads: 2,
-            kv,
-            head,
-            activations: None,
-            node: None,
-            block_count: 40,
-        },
-    )
-    .unwrap()
-}
-
-/// Returns the logits of every position of a prompt. // (position, vocab)
-fn all_logits(backend: &mut dyn Backend, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let blocks: Vec<BlockId> = (0..40).map(BlockId).collect();
-    let mut logits = Logits::default();
-    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
-    backend.step(&[chunk], &mut logits).unwrap();
-    logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
+    cpu::load(model, CpuOptions { format, isa, threads: 2, kv, ..CpuOptions::new(BLOCKS) }).unwrap()
 }
 
 struct Prompt {
@@ -66,10 +45,6 @@ struct Prompt {
     nll: Vec<f64>,
     greedy: Vec<u32>,
     greedy_margins: Vec<f64>,
-}
-
-fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -100,10 +75,6 @@ fn prompts(model: &str) -> Vec<Prompt> {
         }
     };
     cases["prompts"].as_array().unwrap().iter().map(prompt).collect()
-}
-
-fn argmax(logits: &[f32]) -> usize {
-    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
 
 fn nll(logits: &[f32], next: u32) -> f64 {
@@ -180,7 +151,7 @@ fn f32_kv_matches_transformers_in_every_format_on_every_isa() {
             for format in Format::ALL {
                 let mut backend = backend(model, format, isa, KvType::F32);
                 for prompt in &prompts {
-                    let logits = all_logits(backend.as_mut(), &prompt.ids);
+                    let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
                     if prompt.ids.len() <= 31 {
                         check_short_prompt(model, prompt, &logits);
                     }
@@ -201,7 +172,7 @@ fn all_positions_of_p1_match_transformers() {
         let want = floats(&tensors, "debug.logits");
         let p1 = &prompts(model)[1];
         let mut backend = backend(model, Format::I2S, Isa::detect(), KvType::F32);
-        let got = all_logits(backend.as_mut(), &p1.ids).concat();
+        let got = all_logits(backend.as_mut(), BLOCKS, &p1.ids).concat();
         let (absolute, _) = differences(&got, &want);
         assert!(absolute <= 1e-3, "{model}: {absolute}");
     }
@@ -213,7 +184,7 @@ fn rounded_kv_stays_within_its_bounds() {
         for model in MODELS {
             let mut backend = backend(model, Format::I2S, Isa::detect(), kv);
             for prompt in prompts(model) {
-                let logits = all_logits(backend.as_mut(), &prompt.ids);
+                let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
                 check_prompt(&format!("{model} {kv:?}"), &prompt, &logits, bounds);
             }
         }
@@ -229,7 +200,7 @@ fn greedy_continuations_follow_the_golden_ones() {
             let mut backend = backend(model, Format::I2S, Isa::detect(), kv);
             for prompt in prompts(model) {
                 let all: Vec<u32> = prompt.ids.iter().chain(&prompt.greedy).copied().collect();
-                let logits = all_logits(backend.as_mut(), &all);
+                let logits = all_logits(backend.as_mut(), BLOCKS, &all);
                 for (step, want) in prompt.greedy.iter().enumerate() {
                     let got = argmax(&logits[prompt.ids.len() - 1 + step]);
                     if prompt.greedy_margins[step] > bounds.margin {
@@ -247,8 +218,10 @@ fn i2_s_file_of_bitnet_cpp_computes_the_same_as_its_source_folder() {
     let mut folder = backend("bitnet-tiny", Format::I2S, Isa::detect(), KvType::F32);
     let mut gguf = backend("gguf/bitnet-tiny-i2_s.gguf", Format::I2S, Isa::detect(), KvType::F32);
     for prompt in prompts("bitnet-tiny") {
-        let (a, b) =
-            (all_logits(folder.as_mut(), &prompt.ids), all_logits(gguf.as_mut(), &prompt.ids));
+        let (a, b) = (
+            all_logits(folder.as_mut(), BLOCKS, &prompt.ids),
+            all_logits(gguf.as_mut(), BLOCKS, &prompt.ids),
+        );
         assert!(a == b, "{}", prompt.name);
     }
 }

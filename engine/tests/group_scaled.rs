@@ -9,10 +9,10 @@ use std::{fs, sync::Arc};
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use support::{cases, golden};
+use support::{all_logits, argmax, cases, golden, numbers};
 use tritmill_engine::{
     backend::{
-        Backend, Chunk, Logits, LogitsFor,
+        Backend,
         cpu::{self, CpuOptions, HeadMode, KvType},
         cuda::{self, CudaOptions, KvBlocks},
     },
@@ -21,7 +21,6 @@ use tritmill_engine::{
     files::Model,
     formats::Format,
     kernels::{Digits, Isa},
-    kv::BlockId,
 };
 
 const MODELS: [&str; 2] = ["qwen3-group-tiny", "qwen3-yarn-tiny"];
@@ -38,22 +37,12 @@ fn open(path: &str) -> Arc<Model> {
 }
 
 fn options(format: Format, isa: Isa, activations: Digits) -> CpuOptions {
-    let (kv, head) = (KvType::F32, HeadMode::Exact);
-    let activations = Some(activations);
-    CpuOptions { format, isa, threads: 2, kv, head, activations, node: None, block_count: BLOCKS }
+    let (kv, activations) = (KvType::F32, Some(activations));
+    CpuOptions { format, isa, threads: 2, kv, activations, ..CpuOptions::new(BLOCKS) }
 }
 
 fn backend(path: &str, activations: Digits) -> Box<dyn Backend> {
     cpu::load(open(path), options(Format::I2S, Isa::detect(), activations)).unwrap()
-}
-
-/// Returns the logits of every position. // (position, vocab)
-fn all_logits(backend: &mut dyn Backend, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let blocks: Vec<BlockId> = (0..BLOCKS as u32).map(BlockId).collect();
-    let mut logits = Logits::default();
-    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
-    backend.step(&[chunk], &mut logits).unwrap();
-    logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
 }
 
 struct Prompt {
@@ -64,10 +53,6 @@ struct Prompt {
     full_logits: Vec<f32>,
     greedy: Vec<usize>,
     margins: Vec<f64>,
-}
-
-fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
 fn prompts(model: &str) -> Vec<Prompt> {
@@ -94,10 +79,6 @@ fn prompts(model: &str) -> Vec<Prompt> {
 /// Returns whether a prompt is short enough for the scalar kernels.
 fn is_short(prompt: &Prompt) -> bool {
     prompt.ids.len() <= 64
-}
-
-fn argmax(logits: &[f32]) -> usize {
-    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
 
 fn margin(logits: &[f32]) -> f32 {
@@ -169,11 +150,12 @@ fn every_file_format_isa_and_thread_count_gives_the_same_bits() {
         let prompts = prompts(name);
         for activations in Digits::ALL {
             let mut first = backend(name, activations);
-            let want: Vec<_> = prompts.iter().map(|p| all_logits(first.as_mut(), &p.ids)).collect();
+            let want: Vec<_> =
+                prompts.iter().map(|p| all_logits(first.as_mut(), BLOCKS, &p.ids)).collect();
             let check = |what: &str, mut backend: Box<dyn Backend>| {
                 assert_eq!(backend.numerics_class(), first.numerics_class(), "{what}");
                 for (prompt, want) in prompts.iter().zip(&want).filter(|(p, _)| is_short(p)) {
-                    let got = all_logits(backend.as_mut(), &prompt.ids);
+                    let got = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
                     assert!(got == *want, "{what} {activations} {}", prompt.name);
                 }
             };
@@ -199,7 +181,7 @@ fn int8_activations_match_transformers() {
     for name in MODELS {
         let mut backend = backend(name, Digits::One);
         for prompt in prompts(name) {
-            let logits = all_logits(backend.as_mut(), &prompt.ids);
+            let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
             let last = logits.last().unwrap();
             let (absolute, rms) = differences(last, &prompt.int8_logits);
             eprintln!(
@@ -221,7 +203,7 @@ fn int16_activations_match_transformers_without_rounding() {
     for name in MODELS {
         let mut backend = backend(name, Digits::Two);
         for prompt in prompts(name) {
-            let logits = all_logits(backend.as_mut(), &prompt.ids);
+            let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
             let last = logits.last().unwrap();
             let (absolute, rms) = differences(last, &prompt.full_logits);
             eprintln!(
@@ -246,7 +228,7 @@ fn greedy_continuations_follow_the_golden_ones() {
         for prompt in prompts(name) {
             let greedy = prompt.greedy.iter().map(|&id| id as u32);
             let all: Vec<u32> = prompt.ids.iter().copied().chain(greedy).collect();
-            let logits = all_logits(backend.as_mut(), &all);
+            let logits = all_logits(backend.as_mut(), BLOCKS, &all);
             for (step, want) in prompt.greedy.iter().enumerate() {
                 let got = argmax(&logits[prompt.ids.len() - 1 + step]);
                 if prompt.margins[step] > 0.2 {

@@ -11,10 +11,8 @@ use serde_json::{Value, json};
 use support::{Folder, Random, RawGguf, golden};
 use tritmill_engine::{
     Engine, EngineConfig, Event, Request, SamplingParams, TokenText,
-    backend::cpu::{self, CpuOptions, HeadMode, KvType},
+    backend::cpu::{self, CpuOptions},
     files::{Model, ModelError, Target, convert},
-    formats::Format,
-    kernels::Isa,
     tokenizer::Tokenizer,
 };
 
@@ -157,18 +155,7 @@ fn ids_outside_the_order_of_the_vocabulary_are_refused() {
 
 /// Returns an engine of the model on the CPU.
 fn engine(model: &Arc<Model>) -> Engine {
-    let (format, isa, head) = (Format::I2S, Isa::detect(), HeadMode::Exact);
-    let options = CpuOptions {
-        format,
-        isa,
-        threads: 1,
-        kv: KvType::F16,
-        head,
-        activations: None,
-        node: None,
-        block_count: 64,
-    };
-    let backend = cpu::load(Arc::clone(model), options).unwrap();
+    let backend = cpu::load(Arc::clone(model), CpuOptions::new(64)).unwrap();
     let vocabulary: Arc<dyn TokenText> = Arc::clone(model) as _;
     Engine::new(backend, vocabulary, Vec::new(), EngineConfig::new(model.config().context_length))
 }

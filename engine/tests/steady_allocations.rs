@@ -19,10 +19,8 @@ use std::{
 
 use tritmill_engine::{
     Engine, EngineConfig, Event, Request, SamplingParams, StepReport, TokenText,
-    backend::cpu::{self, CpuOptions, HeadMode, KvType},
+    backend::cpu::{self, CpuOptions, KvType},
     files::Model,
-    formats::Format,
-    kernels::Isa,
 };
 
 /// The system's allocator, with a count of allocations.
@@ -66,17 +64,7 @@ const STEPS: usize = 200;
 
 fn engine(model: &Arc<Model>, kv: KvType) -> Engine {
     // One thread: with more, a thread's first task of a kind may come at any time.
-    let (format, isa, head) = (Format::I2S, Isa::detect(), HeadMode::Exact);
-    let options = CpuOptions {
-        format,
-        isa,
-        threads: 1,
-        kv,
-        head,
-        activations: None,
-        node: None,
-        block_count: 300,
-    };
+    let options = CpuOptions { kv, ..CpuOptions::new(300) };
     let backend = cpu::load(Arc::clone(model), options).unwrap();
     let vocabulary: Arc<dyn TokenText> = Arc::clone(model) as _;
     Engine::new(backend, vocabulary, vec![], EngineConfig::new(model.config().context_length))

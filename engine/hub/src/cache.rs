@@ -162,7 +162,7 @@ impl Cache {
     }
 }
 
-/// Adds the files below a folder whose blobs exist.
+/// Adds the files below a folder that have their blobs.
 fn list(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<RemoteFile>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());

@@ -1,7 +1,7 @@
 //! Which files of a repository are the model.
 //!
-//! A folder of safetensors is a model by itself. Of GGUF files one is chosen: the only one, or the only one whose
-//! name has a ternary type, since repositories often have other types beside it. The engine checks the content.
+//! A folder of safetensors is a model by itself. Of GGUF files one is chosen: the only one, or the only one with
+//! a ternary type in its name, since repositories often have other types beside it. The engine checks the content.
 
 use crate::{
     digest::Digest,

@@ -18,7 +18,7 @@ pub(crate) enum Digest {
 }
 
 impl Digest {
-    /// Parses an entity tag: `"HASH"`, weak or not. `None` if it is no hash.
+    /// Parses an entity tag: `"HASH"`, weak or not. `None` if it is not a hash.
     pub fn of_etag(etag: &str) -> Option<Self> {
         Self::parse(etag.trim().trim_start_matches("W/").trim_matches('"'))
     }

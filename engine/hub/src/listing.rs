@@ -18,7 +18,7 @@ const FILES_MAX: usize = 100_000;
 pub(crate) struct Listing {
     /// The commit that the revision means now.
     pub commit: String,
-    /// Files whose names are relative paths.
+    /// Files with relative paths as names.
     pub files: Vec<RemoteFile>,
 }
 

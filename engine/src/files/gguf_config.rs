@@ -159,7 +159,7 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
 }
 
 /// Reads the scaling of the RoPE frequencies; that of a tensor is read with the tensors. As in llama.cpp, a
-/// factor without a kind is linear. Converters of `bitnet` models write a linear scaling by 1, which is none.
+/// factor without a kind is linear. Converters of `bitnet` models write a linear scaling by 1, which changes nothing.
 fn rope_scaling(keys: &Keys<'_>, architecture: Architecture) -> Result<RopeScaling, ModelError> {
     for (key, harmless) in
         [("rope.scaling.attn_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.1)]

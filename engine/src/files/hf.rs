@@ -181,7 +181,7 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     let tokenizer = Tokenizer::from_json(&folder.tokenizer)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
     if model.architecture == "qwen3" && !has_end_tokens {
-        // As GGUF files of the same model, whose format has one key for these tokens.
+        // As GGUF files of the same model: their format has one key for these tokens.
         let named = gguf_tokenizer::END_TOKENS.iter().filter_map(|name| tokenizer.token_id(name));
         model.eos_tokens.extend(named.filter(|&id| tokenizer.is_special(id)));
     }

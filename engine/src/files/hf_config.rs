@@ -249,7 +249,7 @@ fn refuse_quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), 
     Ok((WeightStorage::Grouped, None))
 }
 
-/// Returns whether the model is one of 1bitLLM: a Llama with sub-norms, whose keys `weight_bits` and `input_bits` stand
+/// Returns whether the model is one of 1bitLLM: a Llama with sub-norms. Its keys `weight_bits` and `input_bits` stand
 /// for ternary weights by their mean magnitude and int8 activations by their largest (its `utils_quant.py`).
 fn one_bit_llm(keys: &Keys<'_>, is_bitnet: bool) -> Result<bool, ModelError> {
     for (key, supported) in [("weight_bits", 1), ("input_bits", 8)] {

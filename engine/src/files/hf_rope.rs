@@ -1,6 +1,6 @@
 //! RoPE in a `config.json`: the base, a key of its own or inside a block, and the scaling of the frequencies.
 //!
-//! The block is `rope_scaling`, or `rope_parameters` since transformers 5. Scaling by 1 is none at all, so that
+//! The block is `rope_scaling`, or `rope_parameters` since transformers 5. Scaling by 1 counts as no scaling, so that
 //! equal models have equal fingerprints. Unknown kinds and keys are errors that name the key.
 
 use serde_json::Value;
@@ -71,7 +71,7 @@ fn scaling(
     Ok(scaling)
 }
 
-/// Returns linear scaling; by 1 it is none.
+/// Returns linear scaling; by 1 there is no scaling.
 pub(super) fn linear(factor: f32) -> RopeScaling {
     if factor == 1.0 { RopeScaling::None } else { RopeScaling::Linear { factor } }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 
 /// Returns the paths that this machine can run.
-fn paths() -> Vec<Path> {
+pub(super) fn paths() -> Vec<Path> {
     let mut all = vec![Path::Scalar];
     #[cfg(target_arch = "x86_64")]
     all.extend([Path::Avx2, Path::Avx512, Path::Avx512Vnni, Path::Amx]);
@@ -22,16 +22,16 @@ fn paths() -> Vec<Path> {
 }
 
 /// A small random generator; its quality does not matter.
-struct Random(u64);
+pub(super) struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
-    fn trits(&mut self, len: usize) -> Vec<i8> {
+    pub fn trits(&mut self, len: usize) -> Vec<i8> {
         (0..len).map(|_| (self.next() % 3) as i8 - 1).collect()
     }
 

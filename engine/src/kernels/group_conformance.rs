@@ -5,29 +5,11 @@ use half::f16;
 use proptest::prelude::*;
 
 use super::{
-    Digits, GroupActivations, GroupShape, SCALED_INPUTS, gemm::Path, group_gemm::gemm_groups_by,
+    Digits, GroupActivations, GroupShape, SCALED_INPUTS,
+    conformance::{Random, paths},
+    group_gemm::gemm_groups_by,
 };
 use crate::formats::{Format, GroupScales, PackedMatrix, Scale, TILE_ROWS, TernaryMatrix};
-
-/// Returns the paths that this machine can run.
-fn paths() -> Vec<Path> {
-    let mut all = vec![Path::Scalar];
-    #[cfg(target_arch = "x86_64")]
-    all.extend([Path::Avx2, Path::Avx512, Path::Avx512Vnni, Path::Amx]);
-    all.retain(|path| path.is_available());
-    all
-}
-
-/// A small random generator; its quality does not matter.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-}
 
 struct Case {
     rows: usize,

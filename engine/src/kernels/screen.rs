@@ -13,7 +13,7 @@
 //! exact: `Σ_k (h[k] + half) · row[k]`, from which the caller subtracts `half · Σ row`.
 //!
 //! With VNNI a digit has 8 bits. Without VNNI, `vpmaddubsw` adds two products in int16: 2 · 127 · 127
-//! = 32258 fits, so a digit has 7; so it has with NEON, whose `sdot` takes signed bytes. A sum of [`LEN_MAX`] products is below 2^31 either way.
+//! = 32258 fits, so a digit has 7; the same with NEON: its `sdot` takes signed bytes. A sum of [`LEN_MAX`] products is below 2^31 either way.
 
 use std::ops::Range;
 

@@ -115,7 +115,8 @@ pub enum Devices {
 
 impl Devices {
     /// Resolves [`Self::AllGpus`] and [`DeviceChoice::Auto`]. The processor becomes a device for each of its memory
-    /// nodes, unless the number of threads is given: then it is one device. Returns at least one device.
+    /// nodes, unless the number of threads is given or a control group allows less than all cores: then it is one
+    /// device. Returns at least one device.
     ///
     /// # Errors
     /// If all GPUs are requested and none can be used.
@@ -127,7 +128,8 @@ impl Devices {
             return usable(cuda::count()?, cuda::usable);
         };
         let nodes = if threads.is_some() { &[] } else { topology::memory_nodes() };
-        Ok(devices.iter().flat_map(|device| by_node(device.resolved(), nodes)).collect())
+        let limit = topology::core_limit();
+        Ok(devices.iter().flat_map(|device| by_node(device.resolved(), nodes, limit)).collect())
     }
 
     /// Returns whether one of the devices is a GPU.
@@ -168,10 +170,11 @@ impl Devices {
     }
 }
 
-/// Returns a device for each memory node, if the device is a processor with several.
-fn by_node(device: DeviceChoice, nodes: &[MemoryNode]) -> Vec<DeviceChoice> {
+/// Returns a device for each memory node, if the device is a processor with several and all their cores may be used.
+fn by_node(device: DeviceChoice, nodes: &[MemoryNode], core_limit: usize) -> Vec<DeviceChoice> {
+    let cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
     match device {
-        DeviceChoice::Cpu if nodes.len() > 1 => {
+        DeviceChoice::Cpu if nodes.len() > 1 && cores <= core_limit => {
             nodes.iter().map(|node| DeviceChoice::CpuNode(node.number)).collect()
         }
         device => vec![device],
@@ -281,14 +284,16 @@ mod tests {
         let node = |number| MemoryNode { number, cores: vec![number] };
         let two = [node(0), node(3)];
         let each = [DeviceChoice::CpuNode(0), DeviceChoice::CpuNode(3)];
-        assert_eq!(by_node(DeviceChoice::Cpu, &two), each);
-        for (device, nodes) in [
-            (DeviceChoice::Cpu, &two[..1]),
-            (DeviceChoice::Cpu, &[]),
-            (DeviceChoice::CpuNode(3), &two),
-            (DeviceChoice::Cuda(0), &two),
+        assert_eq!(by_node(DeviceChoice::Cpu, &two, 2), each);
+        for (device, nodes, core_limit) in [
+            (DeviceChoice::Cpu, &two[..1], 2),
+            (DeviceChoice::Cpu, &[], 2),
+            // A control group allows the time of one core.
+            (DeviceChoice::Cpu, &two, 1),
+            (DeviceChoice::CpuNode(3), &two, 2),
+            (DeviceChoice::Cuda(0), &two, 2),
         ] {
-            assert_eq!(by_node(device, nodes), [device]);
+            assert_eq!(by_node(device, nodes, core_limit), [device]);
         }
         let threads = NonZeroUsize::new(2);
         let devices: Devices = "cpu".parse().expect("the processor");

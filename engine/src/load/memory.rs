@@ -139,7 +139,7 @@ mod tests {
         let on = |device| EngineOptions { device, kv_bytes: Some(1 << 20), ..Default::default() };
         let node = &topology::memory_nodes()[0];
         let options = on(DeviceChoice::CpuNode(node.number));
-        assert_eq!(options.threads(), node.cores.len());
+        assert_eq!(options.threads(), node.cores.len().min(topology::core_limit()));
         let engine = load::engine(&model, &options).expect("it loads");
         let whole = load::engine(&model, &on(DeviceChoice::Cpu)).expect("it loads");
         assert_eq!(engine.backend().numerics_class(), whole.backend().numerics_class());

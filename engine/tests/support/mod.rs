@@ -7,7 +7,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
-use tritmill_engine::{chat::Message, config::Linear, files::Model, formats::TernaryMatrix};
+use tritmill_engine::{
+    backend::{Backend, Chunk, Logits, LogitsFor},
+    chat::Message,
+    config::Linear,
+    files::Model,
+    formats::TernaryMatrix,
+    kv::BlockId,
+};
 
 /// The golden folders.
 pub const MODELS: [&str; 4] =
@@ -25,6 +32,26 @@ pub fn open(name: &str) -> Model {
 /// Returns the recorded cases of a golden folder.
 pub fn cases(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(golden(name).join("cases.json")).unwrap()).unwrap()
+}
+
+/// Returns a list of numbers.
+pub fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+/// Returns the logits of every position of a prompt, computed in one step with this many KV blocks.
+/// // (position, vocab)
+pub fn all_logits(backend: &mut dyn Backend, blocks: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let blocks: Vec<BlockId> = (0..blocks as u32).map(BlockId).collect();
+    let mut logits = Logits::default();
+    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
+    backend.step(&[chunk], &mut logits).unwrap();
+    logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
+}
+
+/// Returns the index of the largest logit; of equal ones, the first.
+pub fn argmax(logits: &[f32]) -> usize {
+    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
 
 /// Returns a conversation of one message.

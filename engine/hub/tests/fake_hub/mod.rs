@@ -91,7 +91,7 @@ impl FakeHub {
             thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
                     let shared = Arc::clone(&shared);
-                    // A client that goes away is no fault of the server.
+                    // A client may go away.
                     thread::spawn(move || shared.serve(stream).unwrap_or_default());
                 }
             });
@@ -104,7 +104,7 @@ impl FakeHub {
         *self.shared.faults.lock().expect("no thread panicked") = faults;
     }
 
-    /// Returns the requests so far whose line contains `text`.
+    /// Returns the requests so far that have `text` in their line.
     pub fn seen(&self, text: &str) -> Vec<Seen> {
         let seen = self.shared.seen.lock().expect("no thread panicked");
         seen.iter().filter(|seen| seen.line.contains(text)).cloned().collect()

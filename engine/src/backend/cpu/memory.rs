@@ -96,8 +96,7 @@ mod tests {
             Backend as _, Chunk, Logits, LogitsFor,
             cpu::{CpuOptions, load::CpuBackend, weights::Weights},
         },
-        kernels::float::KvElement,
-        kernels::{Isa, float::FloatKernels},
+        kernels::float::{FloatKernels, KvElement},
         kv::{BLOCK_TOKENS, BlockId},
     };
 
@@ -140,11 +139,8 @@ mod tests {
     fn check_step<E: KvElement + bytemuck::Pod>(name: &str, format: Format, kv: KvType) {
         let (model, head) = (open(name), HeadMode::Exact);
         let weights = Weights::load(Arc::clone(&model), format, head).expect("a good model");
-        let (isa, threads, block_count) = (Isa::detect(), 2, BLOCKS);
-        let activations = None;
-        let options =
-            CpuOptions { format, isa, threads, kv, head, activations, node: None, block_count };
-        let kernels = FloatKernels::of(isa).expect("detected");
+        let options = CpuOptions { format, threads: 2, kv, head, ..CpuOptions::new(BLOCKS) };
+        let kernels = FloatKernels::of(options.isa).expect("detected");
         let mut backend = CpuBackend::<E>::new(weights.into(), kernels, options, String::new());
         assert_eq!(kv_bytes(&model, kv, BLOCKS), backend.kv.size_bytes(), "{name} {kv:?}");
 

@@ -76,10 +76,27 @@ pub struct CpuOptions {
     pub kv: KvType,
     /// Precision of the head. A ternary head has one.
     pub head: HeadMode,
-    /// Memory node on whose cores the threads stay; `None`: they may run anywhere.
+    /// Memory node that the threads stay on; `None`: they may run anywhere.
     pub node: Option<usize>,
     /// Digits of activations, for models with scales of groups; `None`: two. Other models have one.
     pub activations: Option<Digits>,
     /// KV blocks (of 16 positions) in the pool.
     pub block_count: usize,
+}
+
+impl CpuOptions {
+    /// Returns options with this many KV blocks: `i2_s`, the fastest ISA of this machine, one thread, an f16 KV cache
+    /// and the head as it is in the file.
+    pub fn new(block_count: usize) -> Self {
+        Self {
+            format: Format::I2S,
+            isa: Isa::detect(),
+            threads: 1,
+            kv: KvType::default(),
+            head: HeadMode::default(),
+            activations: None,
+            node: None,
+            block_count,
+        }
+    }
 }

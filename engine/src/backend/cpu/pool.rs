@@ -47,7 +47,7 @@ struct Shared {
 /// A fixed set of threads, the caller's included.
 pub struct Pool {
     shared: Arc<Shared>,
-    /// Memory node whose cores the threads stay on.
+    /// Memory node that the threads stay on.
     node: Option<usize>,
     workers: Vec<JoinHandle<()>>,
 }

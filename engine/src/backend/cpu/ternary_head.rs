@@ -1,4 +1,4 @@
-//! The head of models with a ternary one: a linear with scales of groups, whose input always has two digits.
+//! The head of models with a ternary one: a linear with scales of groups. Its input always has two digits.
 
 use super::{
     buffers::{Buffers, Scratch, resized, with_scratch},

@@ -29,6 +29,11 @@ pub fn memory_nodes() -> &'static [MemoryNode] {
     &FOUND
 }
 
+/// Returns how many cores this process may use at once: a control group may allow less time than its cores have.
+pub fn core_limit() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Returns the cores of a node, if this process may use some.
 pub fn cores_of(node: usize) -> Option<&'static [usize]> {
     memory_nodes().iter().find(|found| found.number == node).map(|found| &found.cores[..])
@@ -38,7 +43,7 @@ pub fn cores_of(node: usize) -> Option<&'static [usize]> {
 fn allowed() -> Vec<usize> {
     match sched_getaffinity(None) {
         Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
-        Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
+        Err(_) => (0..core_limit()).collect(),
     }
 }
 

@@ -143,7 +143,7 @@ fn start(
     Ok(backend)
 }
 
-/// Rejects models whose matrices have more than one scale.
+/// Rejects models with more than one scale for a matrix.
 fn check_scales(model: &Model) -> Result<(), CudaLoadError> {
     if model.config().group_scales {
         let feature = "a scale for each group of inputs yet: use --device cpu";

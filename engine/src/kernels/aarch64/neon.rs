@@ -1,7 +1,7 @@
 //! NEON with dot products: a tile's 16 output rows in four vectors.
 //!
 //! - Weights: `i2_s`, `tl1` or `tl2` tiles; a code vector is 64 bytes, four unsigned codes (0, 1 or 2) for each row.
-//! - Activations: int8, four of a row in every lane. They are padded with zeros, so there is no tail.
+//! - Activations: int8, four of a row in every lane. They are padded with zeros, so every block is whole.
 //! - Accumulators: int32. `sdot` adds four products, each at most 2 · 128 in magnitude, and `COLS_MAX` bounds the sum, so
 //!   it is exact and never widened.
 //! - Bytes of weights per multiply-add: 1/4 (`i2_s`, `tl1`) or 5/24 (`tl2`), divided by the rows of a group.

@@ -14,7 +14,7 @@
 #pragma once
 #include "kv.cuh"
 
-// Positions whose weights have one scale.
+// Positions of a segment: their weights have one scale.
 constexpr u32 SEGMENT = 128;
 // Largest integer weight.
 constexpr float WEIGHT_MAX = 32767.0f;

@@ -177,7 +177,7 @@ impl Lanes for NeonLanes {
         sub = |a, b| vsubq_f32(a, b);
         mul = |a, b| vmulq_f32(a, b);
         div = |a, b| vdivq_f32(a, b);
-        // Not `vmaxq_f32`, whose result for a NaN is NaN, and for zeros the positive one.
+        // Not `vmaxq_f32`: of a NaN it makes a NaN, and of two zeros the positive one.
         max = |a, b| vbslq_f32(vcgtq_f32(a, b), a, b);
         min = |a, b| vbslq_f32(vcltq_f32(a, b), a, b)
     );

@@ -37,7 +37,7 @@ pub(super) trait Join: Vectors {
     /// A tile's 16 outputs.
     type Floats: Copy;
 
-    /// Largest number of rows whose sums of two digits are in registers.
+    /// Largest number of rows with the sums of two digits in registers.
     const GROUP_ROWS: usize;
 
     /// Returns zeros.

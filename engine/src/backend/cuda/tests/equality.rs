@@ -12,8 +12,6 @@ use crate::{
         cpu::{self, CpuOptions},
     },
     files::{self, Model},
-    formats::Format,
-    kernels::Isa,
     kv::BlockId,
 };
 
@@ -21,17 +19,7 @@ const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitn
 
 fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
     let CudaOptions { kv, head, .. } = options;
-    let (format, isa) = (Format::I2S, Isa::detect());
-    let options = CpuOptions {
-        format,
-        isa,
-        threads: 1,
-        kv,
-        head,
-        activations: None,
-        node: None,
-        block_count: BLOCKS,
-    };
+    let options = CpuOptions { kv, head, ..CpuOptions::new(BLOCKS) };
     cpu::load(Arc::clone(model), options).expect("the CPU runs it")
 }
 

@@ -12,8 +12,6 @@ use crate::{
         cpu::{self, CpuOptions},
     },
     files::{self, Model},
-    formats::Format,
-    kernels::Isa,
     kv::{BLOCK_TOKENS, BlockId},
 };
 
@@ -59,9 +57,7 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
     let limits = Limits { rows: sizes.chunk.max(most), ..Limits::default() };
     let Some(mut cuda) = load(&model, options, limits) else { return };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let (format, isa) = (Format::I2S, Isa::detect());
-    let options =
-        CpuOptions { format, isa, threads, kv, head, activations: None, node: None, block_count };
+    let options = CpuOptions { threads, kv, head, ..CpuOptions::new(block_count) };
     let mut cpu = cpu::load(Arc::clone(&model), options).expect("the CPU runs the model");
     prefill(&sizes, cpu.as_mut(), &mut cuda);
     for &count in sizes.decodes {
