@@ -5,6 +5,7 @@
 //! chunks, which start at a huge page.
 
 use std::{
+    fmt,
     ops::{Deref, DerefMut, Range},
     sync::{Arc, Mutex, PoisonError, Weak},
 };
@@ -114,6 +115,28 @@ impl AlignedBytes {
             Some((chunk, range)) => Self::Chunked(Part { chunk, range }),
             None => Self::Heap(vec![Line::zeroed(); len / 64]),
         }
+    }
+}
+
+impl AlignedBytes {
+    /// Replaces a shorter buffer by one of at least `len` zero bytes. It grows by powers of two, so that a buffer
+    /// that serves steps of all sizes is rarely replaced.
+    pub fn grow(&mut self, len: usize) {
+        if self.len() < len {
+            *self = Self::zeroed(len.next_power_of_two().max(64));
+        }
+    }
+}
+
+impl Default for AlignedBytes {
+    fn default() -> Self {
+        Self::Heap(Vec::new())
+    }
+}
+
+impl fmt::Debug for AlignedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len())
     }
 }
 

@@ -8,13 +8,11 @@
 use std::arch::is_aarch64_feature_detected;
 use std::marker::PhantomData;
 
-use bytemuck::Zeroable;
-
 use super::order;
 use crate::formats::{
     Format,
     layout::{Layout, with_layout},
-    memory::Line,
+    memory::AlignedBytes,
 };
 
 /// Quantized activations of all rows of a step, and their sums. Reused from step to step: it allocates
@@ -25,8 +23,8 @@ pub struct Activations {
     cols: usize,
     rows: usize,
     stride: usize,
-    data: Vec<Line>, // (rows, stride) of i8, then leftovers of larger steps
-    sums: Vec<i32>,  // (rows,): exact sum of each row
+    data: AlignedBytes, // (rows, stride) of i8, then leftovers of larger steps
+    sums: Vec<i32>,     // (rows,): exact sum of each row
 }
 
 impl Activations {
@@ -37,7 +35,7 @@ impl Activations {
             cols: 0,
             rows: 0,
             stride: 0,
-            data: Vec::new(),
+            data: AlignedBytes::default(),
             sums: Vec::new(),
         }
     }
@@ -45,12 +43,9 @@ impl Activations {
     /// Resizes to `rows` rows of `cols` activations for matrices packed as `format`. The contents are
     /// unspecified until they are set.
     pub fn reset(&mut self, format: Format, cols: usize, rows: usize) {
-        let lines = stride_lines(format, cols);
-        self.stride = lines * 64;
+        self.stride = stride_lines(format, cols) * 64;
         (self.format, self.cols, self.rows) = (format, cols, rows);
-        if self.data.len() < rows * lines {
-            self.data.resize(rows * lines, Line::zeroed());
-        }
+        self.data.grow(rows * self.stride);
         self.sums.resize(rows, 0);
     }
 

@@ -129,6 +129,18 @@ fn rows_and_widths_around_expanded_groups() {
 }
 
 #[test]
+fn rows_around_blocks_that_fit_a_cache() {
+    for rows in [255, 256, 257, 300, 513] {
+        for outputs in [15, 33] {
+            Case::random(outputs, 120, rows, (rows * outputs) as u64).check();
+        }
+    }
+    for (rows, cols) in [(97, 14_336), (70, 40_000)] {
+        Case::random(20, cols, rows, cols as u64).check();
+    }
+}
+
+#[test]
 fn all_widths_around_blocks() {
     for cols in (1..=100).chain([255, 256, 257, 383, 384, 385, 1023, 1024, 1025]) {
         Case::random(40, cols, 5, cols as u64).check();

@@ -15,14 +15,12 @@
 
 use std::marker::PhantomData;
 
-use bytemuck::Zeroable;
-
 use super::order;
 use crate::{
     formats::{
         Format,
         layout::{Layout, with_layout},
-        memory::Line,
+        memory::AlignedBytes,
     },
     names::names,
 };
@@ -106,16 +104,16 @@ impl GroupShape {
 pub struct GroupActivations {
     shape: GroupShape,
     rows: usize,
-    data: Vec<Line>,  // (rows, stride) of i8, then leftovers of larger steps
-    sums: Vec<i32>,   // (rows, groups): exact sums of the integers
-    scales: Vec<f32>, // (rows, groups)
+    data: AlignedBytes, // (rows, stride) of i8, a line, then leftovers of larger steps
+    sums: Vec<i32>,     // (rows, groups): exact sums of the integers
+    scales: Vec<f32>,   // (rows, groups)
 }
 
 impl Default for GroupActivations {
     fn default() -> Self {
         let (format, digits) = (Format::I2S, Digits::One);
         let shape = GroupShape { format, digits, cols: 0, group: SCALED_INPUTS };
-        Self { shape, rows: 0, data: Vec::new(), sums: Vec::new(), scales: Vec::new() }
+        Self { shape, rows: 0, data: AlignedBytes::default(), sums: Vec::new(), scales: Vec::new() }
     }
 }
 
@@ -128,10 +126,8 @@ impl GroupActivations {
         assert!(matches!(shape.group, 64 | SCALED_INPUTS), "groups of {}", shape.group);
         assert!(shape.cols.is_multiple_of(shape.group), "{} in groups", shape.cols);
         (self.shape, self.rows) = (shape, rows);
-        let lines = rows * shape.stride() / 64;
-        if self.data.len() < lines {
-            self.data.resize(lines, Line::zeroed());
-        }
+        // Kernels may read a line past the last digit, whose values do not count.
+        self.data.grow(rows * shape.stride() + 64);
         self.sums.resize(rows * shape.groups(), 0);
         self.scales.resize(rows * shape.groups(), 0.0);
     }
@@ -156,9 +152,9 @@ impl GroupActivations {
         &self.scales
     }
 
-    /// All rows. // (rows, stride)
+    /// All rows, and a line more. // (rows, stride)
     pub(super) fn data(&self) -> &[i8] {
-        &bytemuck::cast_slice(&self.data)[..self.rows * self.shape.stride()]
+        &bytemuck::cast_slice(&self.data)[..self.rows * self.shape.stride() + 64]
     }
 
     /// Sets row `index`; see [`GroupRowWriter::set_row`].

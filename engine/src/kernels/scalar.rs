@@ -49,14 +49,15 @@ fn gemm_groups_as<L: Layout>(product: GroupProduct<'_>) {
                     .map(|block| L::get(tile, Place { block, row }))
                     .collect();
                 let weight_scale = tile_scales[(tile_index * groups + group) * TILE_ROWS + row];
-                for (i, x) in x.chunks_exact(x_stride).enumerate() {
+                let rows = x.chunks_exact(x_stride).zip(y.chunks_exact_mut(y_stride));
+                for (i, (x, y)) in rows.enumerate() {
                     let x = &x[group * digits * digit_bytes..][..digits * digit_bytes];
                     let sum = x.chunks_exact(digit_bytes).fold(0, |high, digit| {
                         let blocks = trits.iter().zip(digit.chunks_exact(L::BLOCK_COLS));
                         256 * high + blocks.map(|(trits, x)| dot::<L>(trits, x)).sum::<i32>()
                     });
                     let scale = weight_scale.to_f32() * row_scales[i * groups + group];
-                    let y = &mut y[i * y_stride + tile_index * TILE_ROWS + row];
+                    let y = &mut y[tile_index * TILE_ROWS + row];
                     *y = (sum as f32).mul_add(scale, *y);
                 }
             }

@@ -23,8 +23,10 @@ const TASK_BYTES: usize = 40 << 10;
 const TASK_TILES: usize = 4;
 /// Most rows for which reading the weights dominates.
 const FEW_ROWS: usize = 7;
-/// Most rows for which vector kernels take two tiles together; with more rows, or AMX, they take four.
+/// Most rows for which vector kernels take two tiles together; with more rows they take four.
 const PAIR_ROWS: usize = 64;
+/// Most tiles per task with AMX: a task reads all activations, which may come from the third cache.
+const AMX_TASK_TILES: usize = 16;
 
 /// Weights and epsilon of a norm.
 type Norm<'a> = (&'a [f32], f32);
@@ -105,9 +107,11 @@ pub(super) fn tile_tasks(
     threads: usize,
     tasks: &mut Vec<TileTask>,
 ) {
-    let tiles_per_task = |matrix: &PackedMatrix| match rows {
-        ..=FEW_ROWS => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
-        ..=PAIR_ROWS if isa != Isa::Amx => 2,
+    let tiles_per_task = |matrix: &PackedMatrix| match (rows, isa) {
+        (..=FEW_ROWS, _) => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
+        (..=PAIR_ROWS, Isa::Amx) => AMX_TASK_TILES / 2,
+        (_, Isa::Amx) => AMX_TASK_TILES,
+        (..=PAIR_ROWS, _) => 2,
         _ => TASK_TILES,
     };
     let total: usize = matrices.iter().map(|matrix| matrix.tile_count()).sum();

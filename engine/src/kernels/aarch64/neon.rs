@@ -47,8 +47,6 @@ impl Vectors for Neon {
     const FOUR_ROWS: Range<usize> = 0..0;
     const MANY_ROWS_MIN: usize = 9;
     const MANY_ROWS: usize = 6;
-    const MANY_CODES: usize = 1;
-    type Kept = ();
     const MANY_TILES: usize = 1;
     const ACCUMULATE_MAX: usize = usize::MAX;
     const PEAK_SUMS: usize = 6;
@@ -131,7 +129,7 @@ impl Vectors for Neon {
         unsafe { peak_neon(rounds) }
     }
 
-    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, (): &mut ()) {
+    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match (rows, tiles) {

@@ -58,7 +58,6 @@ pub unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     let mut codes: [Codes<T>; TILES_MAX] =
         [const { [const { MaybeUninit::uninit() }; CODES_OF_CHUNK] }; TILES_MAX];
     let groups = rows.div_ceil(T::MANY_ROWS);
-    let mut kept = T::Kept::default();
     for first in (0..tile_count).step_by(T::MANY_TILES) {
         let count = T::MANY_TILES.min(tile_count - first);
         for start in (0..*blocks).step_by(chunk) {
@@ -74,14 +73,14 @@ pub unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
                 unsafe {
                     let many = Many {
                         codes: codes.as_ptr(),
-                        count: ((end - start) * codes_of_block).next_multiple_of(T::MANY_CODES),
+                        count: (end - start) * codes_of_block,
                         x: x.as_ptr().add(row * *x_stride + start * E::BLOCK_COLS),
                         x_stride: *x_stride,
                         sums: if start == 0 { sums.as_ptr().add(row) } else { std::ptr::null() },
                         y: y.as_mut_ptr().add(row * y_stride + first * TILE_ROWS),
                         y_stride,
                     };
-                    T::run_many(many, last - row, count, &mut kept);
+                    T::run_many(many, last - row, count);
                 }
             }
         }
@@ -114,11 +113,6 @@ pub unsafe fn expand<T: Vectors, E: Expand<T>>(
                 at += 1;
             }
         }
-    }
-    while !at.is_multiple_of(T::MANY_CODES) {
-        // SAFETY: the caller has the instruction set.
-        codes[at].write(unsafe { T::zero() });
-        at += 1;
     }
 }
 

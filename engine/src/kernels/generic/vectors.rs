@@ -45,12 +45,6 @@ pub trait Vectors: Sized {
     /// Number of tiles with which [`Self::MANY_ROWS`] rows have all sums in registers.
     const MANY_TILES: usize;
 
-    /// Code vectors are padded with zeros to a multiple of this number, in [`many`].
-    const MANY_CODES: usize;
-
-    /// State of [`Vectors::run_many`] between calls.
-    type Kept: Default;
-
     /// Returns zeros in all lanes.
     unsafe fn zero() -> Self::Lanes;
 
@@ -87,9 +81,9 @@ pub trait Vectors: Sized {
         codes: &mut many::Codes<Self>,
     );
 
-    /// Runs [`many::rows_by_tiles`] or an equivalent for at most [`Vectors::MANY_ROWS`] rows
+    /// Runs [`many::rows_by_tiles`] for at most [`Vectors::MANY_ROWS`] rows
     /// and [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
-    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize, kept: &mut Self::Kept);
+    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize);
 
     /// Independent sums of [`peak::accumulate_all`], at most [`peak::SUMS_MAX`].
     const PEAK_SUMS: usize = peak::SUMS_MAX;

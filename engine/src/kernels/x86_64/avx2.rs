@@ -39,8 +39,6 @@ impl Vectors for Avx2 {
     const FOUR_ROWS: Range<usize> = 0..0;
     const MANY_ROWS_MIN: usize = 8;
     const MANY_ROWS: usize = 4;
-    const MANY_CODES: usize = 1;
-    type Kept = ();
     const MANY_TILES: usize = 1;
     const ACCUMULATE_MAX: usize = 64;
 
@@ -121,7 +119,7 @@ impl Vectors for Avx2 {
         unsafe { peak_avx2(rounds) }
     }
 
-    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, (): &mut ()) {
+    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match (rows, tiles) {

@@ -54,10 +54,8 @@ macro_rules! many_in_vectors {
         const MANY_ROWS_MIN: usize = 65;
         const MANY_ROWS: usize = 6;
         const MANY_TILES: usize = 4;
-        const MANY_CODES: usize = 1;
-        type Kept = ();
 
-        unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, (): &mut ()) {
+        unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
             // SAFETY: guaranteed by the caller.
             unsafe {
                 match tiles {
@@ -287,6 +285,7 @@ join_512!(Vnni, groups_vnni);
 
 // Declared after the macros that it uses.
 pub(super) mod amx;
+pub(super) mod amx_groups;
 
 /// Returns the 64 bytes of indices of the block at `place`.
 #[inline(always)]

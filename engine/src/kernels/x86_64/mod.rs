@@ -60,8 +60,8 @@ pub(super) unsafe fn gemm_groups(path: Path, product: GroupProduct<'_>) {
             Path::Scalar => super::scalar::gemm_groups(product),
             Path::Avx2 => groups::gemm::<Avx2, L>(product),
             Path::Avx512 => groups::gemm::<Bw, L>(product),
-            // Tile registers sum 64 inputs at a time, so they can serve groups, too. Not done yet: vectors do it.
-            Path::Avx512Vnni | Path::Amx => groups::gemm::<Vnni, L>(product),
+            Path::Avx512Vnni => groups::gemm::<Vnni, L>(product),
+            Path::Amx => avx512::amx_groups::gemm::<L>(product),
         });
     }
 }

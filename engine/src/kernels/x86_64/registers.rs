@@ -44,22 +44,32 @@ struct Config {
 }
 
 /// The configured registers: sums in 0 to 3, two sets of activations in 4 and 5, codes in 6 and 7.
-#[derive(Default)]
 pub struct Registers {
-    /// Configured number of activation rows, at most [`ROWS_MAX`].
-    rows: Option<usize>,
+    /// Configured number of rows of each set of activations.
+    rows: Option<[usize; 2]>,
+    /// See [`Self::keep_awake`].
+    unused: Unused,
+}
+
+#[repr(align(64))]
+struct Unused(#[expect(dead_code, reason = "never read")] [u8; SIDE * 64]);
+
+impl Default for Registers {
+    fn default() -> Self {
+        Self { rows: None, unused: Unused([0; SIDE * 64]) }
+    }
 }
 
 impl Registers {
-    /// Configures and clears the registers for 1 to 32 rows, unless they have that configuration.
+    /// Configures and clears the registers for the rows of a shape, unless they have that configuration.
     ///
     /// # Safety
     /// [`is_available`] returns true.
-    pub unsafe fn configure(&mut self, rows: usize) {
-        if self.rows == Some(rows) {
+    pub unsafe fn configure(&mut self, shape: Shape) {
+        if self.rows == Some(shape.rows) {
             return;
         }
-        let (first, second) = (rows.min(SIDE) as u8, rows.saturating_sub(SIDE).max(1) as u8);
+        let [first, second] = shape.rows.map(|rows| rows.max(1) as u8);
         let mut config = Config {
             palette: 1,
             start_row: 0,
@@ -73,7 +83,24 @@ impl Registers {
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags))
         };
-        self.rows = Some(rows);
+        self.rows = Some(shape.rows);
+    }
+
+    /// Stores a register, which keeps the processor's tile stores awake: after some 2,000 cycles without any,
+    /// the next one takes 1,000 cycles (measured, benches/RESULTS.md).
+    ///
+    /// # Safety
+    /// The registers are configured.
+    pub unsafe fn keep_awake(&mut self) {
+        // SAFETY: guaranteed by the caller; a register has 16 rows of 64 bytes at most.
+        unsafe {
+            asm!(
+                "tilestored [{to} + {stride}], tmm4",
+                to = in(reg) &raw mut self.unused,
+                stride = in(reg) 64usize,
+                options(nostack, preserves_flags)
+            );
+        }
     }
 }
 
@@ -87,21 +114,31 @@ impl Drop for Registers {
     }
 }
 
-/// Selects the registers of a product: the second set of activations for more than [`SIDE`] rows, the
-/// second register of codes for a pair of tiles.
+/// Selects the registers of a product.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// Rows of activations, at most [`ROWS_MAX`].
-    pub rows: usize,
+    /// Rows of each set of activations, at most [`SIDE`]; the second may have none.
+    pub rows: [usize; 2],
     /// Whether there are two tiles.
     pub pair: bool,
+}
+
+impl Shape {
+    /// Up to [`ROWS_MAX`] rows, in sets of [`SIDE`].
+    pub fn of_rows(rows: usize, pair: bool) -> Self {
+        Self { rows: [rows.min(SIDE), rows.saturating_sub(SIDE)], pair }
+    }
+
+    fn has_second(self) -> bool {
+        self.rows[1] > 0
+    }
 }
 
 /// The instructions for each shape: `$one` always, `$tiles` for a pair, `$rows` for many rows, `$both` for
 /// both.
 macro_rules! by_shape {
     ($shape:expr, $one:literal, $tiles:literal, $rows:literal, $both:literal, $($operands:tt)*) => {
-        match ($shape.rows > SIDE, $shape.pair) {
+        match ($shape.has_second(), $shape.pair) {
             (false, false) => asm!($one, $($operands)*),
             (false, true) => asm!($one, $tiles, $($operands)*),
             (true, false) => asm!($one, $rows, $($operands)*),
@@ -127,22 +164,22 @@ pub unsafe fn clear_sums() {
     }
 }
 
-/// Loads the sums from outputs `y` with rows `stride` apart.
+/// Loads the sums of each tile from rows of 16 numbers, one after another.
 ///
 /// # Safety
-/// The registers are configured for the shape; `y` is valid for its outputs.
-pub unsafe fn load_sums(shape: Shape, y: *const i32, stride: usize) {
+/// The registers are configured for the shape; `rows` is valid for its rows.
+pub unsafe fn load_rows(shape: Shape, rows: *const i32) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         by_shape!(
             shape,
             "tileloadd tmm0, [{first} + {stride}] /* {second} */",
-            "tileloadd tmm1, [{first} + {stride} + 64]",
+            "tileloadd tmm1, [{first} + {stride}]",
             "tileloadd tmm2, [{second} + {stride}]",
-            "tileloadd tmm3, [{second} + {stride} + 64]",
-            first = in(reg) y,
-            second = in(reg) y.wrapping_add(SIDE * stride),
-            stride = in(reg) 4 * stride,
+            "tileloadd tmm3, [{second} + {stride}]",
+            first = in(reg) rows,
+            second = in(reg) rows.wrapping_add(SIDE * SIDE),
+            stride = in(reg) 64usize,
             options(nostack, preserves_flags)
         );
     }
@@ -151,7 +188,7 @@ pub unsafe fn load_sums(shape: Shape, y: *const i32, stride: usize) {
 /// Stores the sums to outputs `y` with rows `stride` apart.
 ///
 /// # Safety
-/// As for [`load_sums`].
+/// The registers are configured for the shape; `y` is valid for its outputs.
 pub unsafe fn store_sums(shape: Shape, y: *mut i32, stride: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -169,15 +206,35 @@ pub unsafe fn store_sums(shape: Shape, y: *mut i32, stride: usize) {
     }
 }
 
+/// Stores the sums one register after another: each set's with the first tile, then the second. // (4, 16, 16)
+///
+/// # Safety
+/// The registers are configured for the shape; `to` is valid for four registers.
+pub unsafe fn store_registers(shape: Shape, to: *mut i32) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        by_shape!(
+            shape,
+            "tilestored [{to} + {stride}], tmm0",
+            "tilestored [{to} + {stride} + 1024], tmm1",
+            "tilestored [{to} + {stride} + 2048], tmm2",
+            "tilestored [{to} + {stride} + 3072], tmm3",
+            to = in(reg) to,
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 /// Adds the products of `steps` times 64 activations with as many codes of each tile.
 ///
 /// # Safety
-/// As for [`load_sums`]; `x` and `codes` are valid for all steps, and `steps` is at least 1.
+/// The registers are configured for the shape; `x` and `codes` are valid for all steps, and `steps` is at least 1.
 #[inline(always)]
 pub unsafe fn multiply(
     shape: Shape,
     steps: usize,
-    x: *const i8,
+    x: [*const i8; 2],
     x_stride: usize,
     codes: [*const u8; 2],
 ) {
@@ -193,8 +250,8 @@ pub unsafe fn multiply(
                 "dec {steps}",
                 "jnz 2b",
                 steps = inout(reg) steps => _,
-                x0 = inout(reg) x => _,
-                x1 = inout(reg) x.wrapping_add(SIDE * x_stride) => _,
+                x0 = inout(reg) x[0] => _,
+                x1 = inout(reg) x[1] => _,
                 c0 = inout(reg) codes[0] => _,
                 c1 = inout(reg) codes[1] => _,
                 stride = in(reg) x_stride,
@@ -205,7 +262,7 @@ pub unsafe fn multiply(
     }
     // SAFETY: guaranteed by the caller.
     unsafe {
-        match (shape.rows > SIDE, shape.pair) {
+        match (shape.has_second(), shape.pair) {
             (true, true) => steps!(
                 "tileloadd tmm4, [{x0} + {stride}]
                  tileloadd tmm6, [{c0} + {line}]

@@ -13,7 +13,7 @@ use crate::{
     formats::memory::Line,
     kernels::{
         Isa,
-        x86_64::registers::{ROWS_MAX, Registers, SIDE, clear_sums},
+        x86_64::registers::{ROWS_MAX, Registers, SIDE, Shape, clear_sums},
     },
 };
 
@@ -23,6 +23,9 @@ const FEW: usize = 5;
 const GROUPS: usize = 4;
 /// Elements of a row in a register.
 const STEP: usize = 64;
+
+/// Steps between two stores of [`Registers::keep_awake`].
+const AWAKE: usize = 8;
 
 /// Rows of digits as columns. // (len / STEP, group, SIDE lines)
 #[derive(Debug, Clone, Default)]
@@ -78,10 +81,10 @@ pub unsafe fn dots(rows: &[i8], digits: &[u8], columns: &Columns, len: usize, ou
             let groups = GROUPS.min(columns.groups - group);
             // SAFETY: the caller has AMX; the slices hold 16 rows and these groups of every step.
             unsafe {
-                registers.configure(ROWS_MAX);
+                registers.configure(Shape::of_rows(ROWS_MAX, true));
                 let columns_of_step = columns.groups * SIDE;
                 let lines = columns.lines[group * SIDE..].as_ptr();
-                multiply(rows, len, lines, columns_of_step, groups, &mut sums);
+                multiply(rows, len, lines, columns_of_step, groups, &mut sums, &mut registers);
             }
             for (index, sums) in sums.0[..groups].iter().enumerate() {
                 let row = (group + index) * SIDE;
@@ -111,6 +114,7 @@ unsafe fn multiply(
     stride: usize,
     groups: usize,
     sums: &mut Sums,
+    registers: &mut Registers,
 ) {
     /// Adds the products with a group's columns.
     macro_rules! group {
@@ -145,6 +149,9 @@ unsafe fn multiply(
             group!("tdpbsud tmm1, tmm4, tmm5", 1, columns);
             group!("tdpbsud tmm2, tmm4, tmm5", 2, columns);
             group!("tdpbsud tmm3, tmm4, tmm5", 3, columns);
+            if step % AWAKE == AWAKE - 1 {
+                registers.keep_awake();
+            }
         }
         asm!(
             "tilestored [{sums} + {line}], tmm0",
