@@ -34,7 +34,7 @@ use crate::{
     formats::{TILE_ROWS, memory::AlignedBytes},
     kernels::{
         gemm::Product,
-        generic::{self, Expand, Tile},
+        generic::{self, CODES_MAX, Expand, Tile},
         prefetch,
     },
 };
@@ -308,9 +308,9 @@ unsafe fn many_rows<E: Expand<Vnni>>(mut block: Block<'_>) {
     CODES.set(buffer);
 }
 
-/// Expands blocks, padded with zeros to `total` code vectors, and prefetches later ones. Few
-/// lines can be on their way into the first cache, and the loads of activations need them, so the hardware prefetcher
-/// does most: it is only shown the start of the next small page.
+/// Expands blocks, padded with zeros to `total` code vectors, and prefetches later ones. Few lines can be on their way
+/// into the first cache, and the loads of activations need them, so the hardware prefetcher does most: it is only
+/// shown the start of the next small page. `tl2` expands slowly enough to prefetch all lines of the next pair.
 ///
 /// # Safety
 /// The tile has these blocks; `codes` is valid for `total` code vectors.
@@ -327,6 +327,10 @@ pub(super) unsafe fn expand<E: Expand<Vnni>>(
     for (at, block) in blocks.enumerate() {
         for line in 0..E::lines(block) {
             let here = tile.bytes.wrapping_add(E::place(block) + 64 * line);
+            if E::CODES == CODES_MAX {
+                prefetch::second(here.wrapping_add(2 * E::tile_bytes(tile.blocks)));
+                continue;
+            }
             prefetch::first(here.wrapping_add(NEAR));
             if here.addr() % PAGE < PAGE_START {
                 prefetch::second(here.wrapping_add(PAGE));
