@@ -4,6 +4,7 @@
 //! cargo bench --bench kernels                      (all)
 //! cargo bench --bench kernels -- i2_s/32           (one, by name)
 //! cargo bench --bench kernels -- attention         (of a decode, for each KV type)
+//! cargo bench --bench kernels -- tile-stores       (of AMX, by the steps between them)
 //! TRITMILL_ISA=avx2 cargo bench --bench kernels
 //! ```
 //!
@@ -30,12 +31,14 @@ use tritmill_engine::{
     measure,
 };
 
-/// Outputs and inputs of a feed-forward linear of the 2B shape.
-const OUTPUTS: usize = 6912;
-const INPUTS: usize = 2560;
+/// Outputs and inputs of the feed-forward linears of the 2B shape.
+const SHAPES: [(usize, usize); 2] = [(6912, 2560), (2560, 6912)];
 /// Enough matrices to exceed the caches.
 const MATRICES: usize = 24;
 const ROWS: [usize; 6] = [1, 4, 8, 16, 32, 512];
+/// Tiles of a task, as in the engine.
+const TASK_TILES: usize = 4;
+const AMX_TASK_TILES: usize = 16;
 const PASSES: usize = 5;
 
 fn isa() -> Isa {
@@ -43,17 +46,23 @@ fn isa() -> Isa {
     named.map_or_else(Isa::detect, |name| name.parse().expect("TRITMILL_ISA names an ISA"))
 }
 
-fn matrix(format: Format, seed: usize) -> PackedMatrix {
-    let trit = |i: usize| ((i + seed).wrapping_mul(2_654_435_761) >> 7) % 3;
-    let trits: Vec<i8> = (0..OUTPUTS * INPUTS).map(|i| trit(i) as i8 - 1).collect();
-    PackedMatrix::pack(format, OUTPUTS, INPUTS, &trits).expect("the shape can be packed")
+/// Returns whether the filter of the command line, if there is one, is about a group of benchmarks.
+fn is_selected(group: &str) -> bool {
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    filter.is_none_or(|filter| filter.starts_with(group) || group.starts_with(&filter))
 }
 
-fn activations(format: Format, rows: usize) -> Activations {
+fn matrix(format: Format, (outputs, inputs): (usize, usize), seed: usize) -> PackedMatrix {
+    let trit = |i: usize| ((i + seed).wrapping_mul(2_654_435_761) >> 7) % 3;
+    let trits: Vec<i8> = (0..outputs * inputs).map(|i| trit(i) as i8 - 1).collect();
+    PackedMatrix::pack(format, outputs, inputs, &trits).expect("the shape can be packed")
+}
+
+fn activations(format: Format, inputs: usize, rows: usize) -> Activations {
     let mut x = Activations::new();
-    x.reset(format, INPUTS, rows);
+    x.reset(format, inputs, rows);
     for row in 0..rows {
-        let q: Vec<i8> = (0..INPUTS).map(|i| (i * 31 + row * 17) as u8 as i8).collect();
+        let q: Vec<i8> = (0..inputs).map(|i| (i * 31 + row * 17) as u8 as i8).collect();
         x.set_row(row, &q);
     }
     x
@@ -65,22 +74,28 @@ fn products(c: &mut Criterion) {
     let peak = measure::product_peak(isa, 1);
     let peak_text = peak.map_or("unknown".to_owned(), |peak| format!("{:.0} G", peak / 1e9));
     println!("{isa}, one thread: {peak_text} products/s, {:.1} GB/s from memory", bandwidth / 1e9);
-    for format in Format::ALL {
-        let matrices: Vec<PackedMatrix> = (0..MATRICES).map(|seed| matrix(format, seed)).collect();
-        let mut group = c.benchmark_group(format.to_string());
+    let task_tiles = if isa == Isa::Amx { AMX_TASK_TILES } else { TASK_TILES };
+    for (format, shape) in Format::ALL.into_iter().flat_map(|f| SHAPES.map(|shape| (f, shape))) {
+        if !is_selected(&format.to_string()) {
+            continue;
+        }
+        let (outputs, inputs) = shape;
+        let matrices: Vec<PackedMatrix> =
+            (0..MATRICES).map(|seed| matrix(format, shape, seed)).collect();
+        let mut group = c.benchmark_group(format!("{format}/{inputs}-{outputs}"));
         group.sample_size(10).measurement_time(Duration::from_secs(1));
         group.warm_up_time(Duration::from_millis(200));
         for rows in ROWS {
-            let x = activations(format, rows);
-            let mut y = vec![0i32; rows * 4 * TILE_ROWS];
+            let x = activations(format, inputs, rows);
+            let mut y = vec![0i32; rows * task_tiles * TILE_ROWS];
             let mut one = |matrix: &PackedMatrix| {
-                for first in (0..matrix.tile_count()).step_by(4) {
-                    let tiles = first..(first + 4).min(matrix.tile_count());
+                for first in (0..matrix.tile_count()).step_by(task_tiles) {
+                    let tiles = first..(first + task_tiles).min(matrix.tile_count());
                     kernels::gemm(isa, matrix, tiles, black_box(&x), &mut y);
                 }
                 black_box(&y);
             };
-            let count = (rows * OUTPUTS * INPUTS) as f64;
+            let count = (rows * outputs * inputs) as f64;
             group.throughput(Throughput::Elements(count as u64));
             let mut next = matrices.iter().cycle();
             group.bench_function(rows.to_string(), |b| {
@@ -98,7 +113,7 @@ fn products(c: &mut Criterion) {
             let (rate, read) = (count / time, matrices[0].size_bytes() as f64 / time);
             let share = peak.map_or(0.0, |peak| rate / peak).max(read / bandwidth);
             println!(
-                "{format}, {rows} rows: {:.0} G products/s, {:.1} GB/s, {:.0} % of the limit",
+                "{format}, {inputs} to {outputs}, {rows} rows: {:.0} G products/s, {:.1} GB/s, {:.0} % of the limit",
                 rate / 1e9,
                 read / 1e9,
                 share * 100.0
@@ -183,6 +198,9 @@ impl<E: KvElement> Attention<E> {
 
 /// Attention of a decode: f16 and q8 in turns, so that other load on the machine affects both alike.
 fn attention(c: &mut Criterion) {
+    if !is_selected("attention") {
+        return;
+    }
     let isa = isa();
     let kernels = FloatKernels::of(isa).expect("this machine has the ISA");
     let mut group = c.benchmark_group("attention");
@@ -218,5 +236,23 @@ fn attention(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, products, attention);
+/// Numbers of AMX steps between two tile stores.
+const STEPS: [usize; 8] = [8, 16, 24, 30, 32, 34, 40, 80];
+
+/// What an AMX tile store costs, by the number of steps since the one before.
+fn tile_stores(_: &mut Criterion) {
+    if !is_selected("tile-stores") {
+        return;
+    }
+    for steps in STEPS {
+        match measure::tile_store(steps) {
+            Some(cost) => {
+                println!("tile store after {steps} steps: the time of {cost:.1} products")
+            }
+            None => return println!("tile-stores: this machine has no AMX"),
+        }
+    }
+}
+
+criterion_group!(benches, products, attention, tile_stores);
 criterion_main!(benches);

@@ -56,6 +56,12 @@ impl Workload {
     }
 }
 
+/// Returns the time of a store of an AMX register after `steps` steps of four loads and four products without one, in
+/// units of a product's time; `None` without AMX or steps.
+pub fn tile_store(steps: usize) -> Option<f64> {
+    kernels::tile_store(steps)
+}
+
 /// The two kinds of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {

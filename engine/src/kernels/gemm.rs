@@ -122,6 +122,17 @@ pub fn peak_products_per_s(_isa: Isa) -> Option<f64> {
     None
 }
 
+/// Returns the time of a store of an AMX register after `steps` steps, in units of a product's time; `None` without AMX.
+pub fn tile_store(steps: usize) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    return native::store_in_products(steps);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = steps;
+        None
+    }
+}
+
 /// Multiplies a range of tiles of `w` by all rows of `x`:
 /// `y[i * stride + j] = Σ_k q[i, k] * t[16 * tiles.start + j, k]`, exact, with
 /// `stride = 16 * tiles.len()`. Outputs past the matrix's last row (its last tile may be partial)

@@ -30,7 +30,7 @@ mod x86_64;
 pub use activations::Activations;
 #[doc(hidden)]
 pub use gemm::gemm;
-pub(crate) use gemm::peak_products_per_s;
+pub(crate) use gemm::{peak_products_per_s, tile_store};
 pub use group_activations::Digits;
 #[doc(hidden)]
 pub use group_activations::{GroupActivations, GroupShape, SCALED_INPUTS};

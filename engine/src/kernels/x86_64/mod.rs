@@ -11,9 +11,12 @@ mod avx2;
 mod avx512;
 mod groups;
 pub(super) mod registers;
+mod tile_stores;
 
 use avx2::Avx2;
 use avx512::{Bw, Vnni};
+
+pub use tile_stores::store_in_products;
 
 /// Runs `rounds` rounds of multiply instructions only; returns the number of products.
 ///
