@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench --bench kernels                      (all)
-//! cargo bench --bench kernels -- i2_s/32           (one, by name)
+//! cargo bench --bench kernels -- i2_s/2560-6912/32 (one, by name)
 //! cargo bench --bench kernels -- attention         (of a decode, for each KV type)
 //! cargo bench --bench kernels -- tile-stores       (of AMX, by the steps between them)
 //! TRITMILL_ISA=avx2 cargo bench --bench kernels
@@ -69,6 +69,9 @@ fn activations(format: Format, inputs: usize, rows: usize) -> Activations {
 }
 
 fn products(c: &mut Criterion) {
+    if !Format::ALL.iter().any(|format| is_selected(&format.to_string())) {
+        return;
+    }
     let isa = isa();
     let bandwidth = measure::memory_bandwidth(1, None);
     let peak = measure::product_peak(isa, 1);

@@ -148,6 +148,20 @@ const fn unit_blocks(vectors: usize) -> usize {
     blocks
 }
 
+/// Returns the number of steps of a unit.
+const fn unit_steps(vectors: usize) -> usize {
+    unit_blocks(vectors) * vectors / SIDE
+}
+
+/// Returns `−Σ q` of each row, for each output: the sums start from them.
+fn less_of<const ROWS: usize>(sums: &[i32]) -> [[i32; TILE_ROWS]; ROWS] {
+    let mut less = [[0; TILE_ROWS]; ROWS];
+    for (less, sum) in less.iter_mut().zip(sums) {
+        *less = [-sum; TILE_ROWS];
+    }
+    less
+}
+
 /// Code vectors of a unit in any format.
 const UNIT: usize = 3 * SIDE;
 
@@ -198,13 +212,10 @@ impl Block<'_> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn few_rows<E: Expand<Vnni>>(mut block: Block<'_>) {
     let (units, pairs, rows) = (block.units, block.pairs(), block.sums.len());
-    let unit_steps = const { unit_blocks(E::PARTS * E::CODES) * E::PARTS * E::CODES / SIDE };
+    let unit_steps = const { unit_steps(E::PARTS * E::CODES) };
     let mut ring: [[[MaybeUninit<__m512i>; UNIT]; 2]; RING] =
         [const { [const { [const { MaybeUninit::uninit() }; UNIT] }; 2] }; RING];
-    let mut less = [[0; TILE_ROWS]; ROWS_MAX];
-    for (less, sum) in less.iter_mut().zip(block.sums) {
-        *less = [-sum; TILE_ROWS];
-    }
+    let less: [_; ROWS_MAX] = less_of(block.sums);
     let mut registers = Registers::default();
     let (mut ahead, mut pair, mut unit) = ((0, 0), 0, 0);
     for at in 0..pairs * units + AHEAD {
@@ -244,7 +255,7 @@ fn x_of_sets(x: *const i8, x_stride: usize) -> [*const i8; 2] {
 
 thread_local! {
     /// Expanded codes of a pair of tiles.
-    static CODES: Cell<AlignedBytes> = Cell::default();
+    pub(super) static CODES: Cell<AlignedBytes> = Cell::default();
 }
 
 /// Several groups of rows. The first expands all codes of a pair, some units before it multiplies by them.
@@ -254,17 +265,14 @@ thread_local! {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn many_rows<E: Expand<Vnni>>(mut block: Block<'_>) {
     let (units, rows, x_stride) = (block.units, block.sums.len(), block.x_stride);
-    let unit_steps = const { unit_blocks(E::PARTS * E::CODES) * E::PARTS * E::CODES / SIDE };
+    let unit_steps = const { unit_steps(E::PARTS * E::CODES) };
     let (steps, places) = (block.steps, units * unit_steps);
     let mut buffer = CODES.take();
     buffer.grow(2 * places * SIDE * 64);
     let codes = buffer.as_mut_ptr().cast::<__m512i>();
     // The codes of each tile from a step on.
     let codes_at = |step: usize| [0, places].map(|first| codes.wrapping_add((first + step) * SIDE));
-    let mut less = [[0; TILE_ROWS]; BLOCK_ROWS];
-    for (less, sum) in less.iter_mut().zip(block.sums) {
-        *less = [-sum; TILE_ROWS];
-    }
+    let less: [_; BLOCK_ROWS] = less_of(block.sums);
     let mut registers = Registers::default();
     for pair in 0..block.pairs() {
         for row in (0..rows).step_by(ROWS_MAX) {

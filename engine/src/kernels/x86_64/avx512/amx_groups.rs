@@ -11,7 +11,7 @@
 //!                     join the sums of the previous group
 //! ```
 
-use std::{arch::x86_64::*, cell::Cell};
+use std::arch::x86_64::*;
 
 use half::f16;
 
@@ -21,10 +21,10 @@ use super::{
         registers::{Registers, SIDE, Shape, clear_sums, multiply, store_registers},
     },
     Vnni,
-    amx::{FEW, expand},
+    amx::{CODES, FEW, expand},
 };
 use crate::{
-    formats::{TILE_ROWS, memory::AlignedBytes},
+    formats::TILE_ROWS,
     kernels::{
         generic::{Expand, Tile},
         group_gemm::GroupProduct,
@@ -34,11 +34,6 @@ use crate::{
 /// Sums of a group: each set's with the first tile, then the second.
 #[repr(C, align(64))]
 struct Sums([[[i32; TILE_ROWS]; SIDE]; 4]);
-
-thread_local! {
-    /// Expanded codes of a pair of tiles.
-    static CODES: Cell<AlignedBytes> = Cell::default();
-}
 
 /// Runs the product.
 ///
