@@ -6,6 +6,8 @@ use std::{arch::asm, arch::x86_64::*, sync::LazyLock};
 pub const SIDE: usize = 16;
 /// Rows that are multiplied at once.
 pub const ROWS_MAX: usize = 2 * SIDE;
+/// Most steps of products between two stores of [`Registers::keep_awake`].
+pub const AWAKE: usize = 8;
 
 /// Returns whether the processor has AMX-INT8 and the system permits its use.
 pub fn is_available() -> bool {

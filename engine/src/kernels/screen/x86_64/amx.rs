@@ -13,7 +13,7 @@ use crate::{
     formats::memory::Line,
     kernels::{
         Isa,
-        x86_64::registers::{ROWS_MAX, Registers, SIDE, Shape, clear_sums},
+        x86_64::registers::{AWAKE, ROWS_MAX, Registers, SIDE, Shape, clear_sums},
     },
 };
 
@@ -23,9 +23,6 @@ const FEW: usize = 5;
 const GROUPS: usize = 4;
 /// Elements of a row in a register.
 const STEP: usize = 64;
-
-/// Steps between two stores of [`Registers::keep_awake`].
-const AWAKE: usize = 8;
 
 /// Rows of digits as columns. // (len / STEP, group, SIDE lines)
 #[derive(Debug, Clone, Default)]

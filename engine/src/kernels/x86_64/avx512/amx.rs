@@ -27,7 +27,7 @@ use std::{
 };
 
 use super::{
-    super::registers::{ROWS_MAX, Registers, SIDE, Shape, load_rows, multiply, store_sums},
+    super::registers::{AWAKE, ROWS_MAX, Registers, SIDE, Shape, load_rows, multiply, store_sums},
     Vnni,
 };
 use crate::{
@@ -45,8 +45,6 @@ pub(super) const FEW: usize = 5;
 const AHEAD: usize = 2;
 /// Units whose codes are kept if there is one group of rows.
 const RING: usize = 2 * AHEAD;
-/// Most steps between two stores of [`Registers::keep_awake`].
-const AWAKE: usize = 8;
 /// Prefetch distance in bytes from the second into the first cache.
 const NEAR: usize = 768;
 /// Size of the pages that the hardware prefetcher does not look beyond.
