@@ -6,6 +6,7 @@
 
 mod clock;
 mod fast;
+mod following;
 mod measuring;
 mod waiting;
 
@@ -23,7 +24,7 @@ use tritmill_queue::{
 };
 
 use self::clock::StoreClock;
-pub use self::waiting::Waited;
+pub use self::{following::EventFollower, waiting::Waited};
 use crate::{
     BuildError,
     admission::{Admission, LetIn},

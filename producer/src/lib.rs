@@ -23,7 +23,7 @@ mod request;
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
 pub use body::{Body, Endpoint, parse_body};
 pub use builder::{BuildError, JobBuilder};
-pub use client::{Client, ClientError, ConnectError, Waited};
+pub use client::{Client, ClientError, ConnectError, EventFollower, Waited};
 pub use fields::{FieldError, Fields};
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine, TooLong};
 pub use progress::BatchProgress;

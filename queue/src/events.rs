@@ -83,6 +83,13 @@ pub trait Events: Send + Sync {
         after: EventId,
         wait: Duration,
     ) -> Result<Vec<(EventId, JobEvent)>, DispatchError>;
+
+    /// Waits before a reader that does not block looks again: until the job has events after `after`, at most for
+    /// `longest`. Where nothing tells of new events, it takes `longest`.
+    async fn wait_for_events(&self, job: JobId, after: EventId, longest: Duration) {
+        let _ = (job, after);
+        tokio::time::sleep(longest).await;
+    }
 }
 
 #[cfg(test)]

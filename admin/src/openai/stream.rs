@@ -12,7 +12,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tritmill_client::{Endpoint, answer};
 use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
@@ -20,9 +20,6 @@ use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
 use super::answer::{AnswerHead, AwaitedJob, Streaming, completion};
 use crate::{ApiError, App, sse};
 
-/// Pause between two reads of the job's events; doubles from the first to the last while there are none.
-const POLL_FIRST: Duration = Duration::from_millis(20);
-const POLL_LAST: Duration = Duration::from_millis(200);
 /// Minimum pause per streaming answer, so that all of them together read 5,000 times per second.
 const POLL_EACH: Duration = Duration::from_micros(200);
 /// Chunks that may wait for the caller's connection.
@@ -97,9 +94,10 @@ impl AnswerStream {
 
     async fn send_chunks(mut self, sender: mpsc::Sender<Chunk>) {
         let until = Instant::now() + self.limit;
-        let (mut text, mut last) = (SentText::default(), EventId::default());
-        let mut wait = POLL_FIRST;
+        let mut text = SentText::default();
+        let mut events = self.app.client.follow(self.head.id, EventId::default());
         loop {
+            let streams = u32::try_from(self.app.metrics.streams.get()).unwrap_or_default();
             let chunks = tokio::select! {
                 biased;
                 () = sender.closed() => return,
@@ -107,15 +105,7 @@ impl AnswerStream {
                     self.awaited.is_finished = true;
                     self.finish(ended.map_err(|_| ApiError::answer_timeout()), &mut text)
                 }
-                () = sleep(wait) => {
-                    let events = self.app.client.events_after(self.head.id, last).await;
-                    last = events.last().map_or(last, |(id, _)| *id);
-                    wait = match events.is_empty() {
-                        true => (wait * 2).min(POLL_LAST),
-                        false => POLL_FIRST,
-                    };
-                    let streams = self.app.metrics.streams.get();
-                    wait = wait.max(POLL_EACH * u32::try_from(streams).unwrap_or_default());
+                events = events.next(POLL_EACH * streams) => {
                     let events = events.into_iter().map(|(_, event)| event);
                     events.flat_map(|event| self.event_chunks(event, &mut text)).collect()
                 }

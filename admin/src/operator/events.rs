@@ -14,18 +14,16 @@ use futures_util::stream;
 use serde_json::json;
 use tokio::{
     sync::OwnedSemaphorePermit,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
-use tritmill_queue::{EventId, JobEvent, JobId};
+use tritmill_client::EventFollower;
+use tritmill_queue::{JobEvent, JobId};
 
 use super::job;
 use crate::{ApiError, App, Call, changes::ChangeId, sse};
 
 /// Longest time that a stream stays open; reconnecting checks the key again.
 const OPEN_MAX: Duration = Duration::from_secs(3600);
-/// Pause between two reads of a job's events; doubles from the first to the last while there are none.
-const POLL_FIRST: Duration = Duration::from_millis(25);
-const POLL_LAST: Duration = Duration::from_millis(500);
 /// Pause between two queries to the store whether a job is finished.
 const STATE_POLL: Duration = Duration::from_secs(1);
 
@@ -83,9 +81,8 @@ pub(crate) async fn changes(
 struct JobStream {
     app: App,
     id: JobId,
-    after: EventId,
+    events: EventFollower,
     ready: VecDeque<Event>,
-    wait: Duration,
     state_read_at: Instant,
     until: Instant,
     is_finished: bool,
@@ -101,21 +98,13 @@ impl JobStream {
             if self.is_finished || Instant::now() >= self.until {
                 return None;
             }
-            let events = self.app.client.events_after(self.id, self.after).await;
-            self.wait = match events.is_empty() {
-                true => (self.wait * 2).min(POLL_LAST),
-                false => POLL_FIRST,
-            };
+            let events = self.events.next(Duration::ZERO).await;
             for (id, event) in events {
-                self.after = id;
                 self.is_finished |= matches!(event, JobEvent::Finished { .. });
                 self.ready.extend(sse_event(&event).map(|event| event.id(id.to_string())));
             }
             if self.ready.is_empty() && self.state_read_at.elapsed() >= STATE_POLL {
                 self.read_state().await;
-            }
-            if self.ready.is_empty() && !self.is_finished {
-                sleep(self.wait).await;
             }
         }
     }
@@ -164,9 +153,8 @@ pub(crate) async fn of_job(
     let stream = JobStream {
         _permit: app.stream_permit()?,
         id: history.record.job.id,
-        after,
+        events: app.client.follow(history.record.job.id, after),
         ready: VecDeque::new(),
-        wait: POLL_FIRST,
         // The state is read as soon as there are no events.
         state_read_at: now.checked_sub(STATE_POLL).unwrap_or(now),
         until: now + OPEN_MAX,

@@ -6,7 +6,7 @@ use futures_util::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
 use tritmill_queue::{EventId, FinishedJob, JobEvent, JobId, JobState};
 
-use super::{Client, ClientError};
+use super::{Client, ClientError, following::EventFollower};
 
 /// Time between two reads of the store: grows from the first to the last while no job finishes.
 const POLL_FIRST: Duration = Duration::from_millis(10);
@@ -96,6 +96,11 @@ impl Client {
             tracing::debug!(%error, "events not read");
             Vec::new()
         })
+    }
+
+    /// Returns a reader of the events of a job that streams, from the first one after `after` on.
+    pub fn follow(&self, id: JobId, after: EventId) -> EventFollower {
+        EventFollower::new(self.clone(), id, after)
     }
 
     /// Returns the events that arrive within [`EVENT_WAIT`], and the id of the last.

@@ -39,6 +39,23 @@ impl MemoryEvents {
         let events = state.by_job.get(&job).into_iter().flatten();
         events.filter(|(id, _)| *id > after).cloned().collect()
     }
+
+    fn has_any_after(&self, job: JobId, after: EventId) -> bool {
+        let state = self.state.lock();
+        let last = state.by_job.get(&job).and_then(VecDeque::back);
+        last.is_some_and(|(id, _)| *id > after)
+    }
+
+    async fn published_after(&self, job: JobId, after: EventId) {
+        loop {
+            // Subscribe before looking, or an event in between would be missed.
+            let published = self.published.notified();
+            if self.has_any_after(job, after) {
+                return;
+            }
+            published.await;
+        }
+    }
 }
 
 #[async_trait]
@@ -70,21 +87,13 @@ impl Events for MemoryEvents {
         after: EventId,
         wait: Duration,
     ) -> Result<Vec<(EventId, JobEvent)>, DispatchError> {
-        let read = async {
-            loop {
-                // Subscribe before looking, or an event in between would be missed.
-                let published = self.published.notified();
-                let events = self.after(job, after);
-                if !events.is_empty() {
-                    return events;
-                }
-                published.await;
-            }
-        };
-        match wait.is_zero() {
-            true => Ok(self.after(job, after)),
-            false => Ok(timeout(wait, read).await.unwrap_or_default()),
-        }
+        self.wait_for_events(job, after, wait).await;
+        Ok(self.after(job, after))
+    }
+
+    async fn wait_for_events(&self, job: JobId, after: EventId, longest: Duration) {
+        // Whether there are events is seen by the read that follows.
+        let _ = timeout(longest, self.published_after(job, after)).await;
     }
 }
 

@@ -11,8 +11,10 @@ use tritmill_queue::{JobEvent, JobId, events::Events};
 
 use crate::mailbox::Mailbox;
 
-/// Time for events of a job to be merged before they are published.
-const COALESCE: Duration = Duration::from_millis(25);
+/// Time for the events of one step to arrive before they are published.
+const GATHER: Duration = Duration::from_millis(2);
+/// Time after that for events of a job to be merged.
+const REST: Duration = Duration::from_millis(23);
 /// Jobs that may have events to publish.
 const JOBS_MAX: usize = 4096;
 
@@ -68,7 +70,7 @@ pub(super) fn start(events: Arc<dyn Events>) -> EventSender {
     tokio::spawn(async move {
         loop {
             mailbox.changed().await;
-            sleep(COALESCE).await;
+            sleep(GATHER).await;
             let Unpublished { jobs, dropped, closed } = mailbox.take();
             if dropped > 0 {
                 tracing::warn!(dropped, "events dropped: too many jobs have unpublished events");
@@ -81,6 +83,7 @@ pub(super) fn start(events: Arc<dyn Events>) -> EventSender {
             if closed {
                 return;
             }
+            sleep(REST).await;
         }
     });
     sender
