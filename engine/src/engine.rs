@@ -13,6 +13,7 @@ mod draw;
 mod fork;
 mod pace;
 mod report;
+mod rows;
 #[cfg(test)]
 mod simulation;
 mod step;
@@ -25,7 +26,7 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use active::ActiveRequest;
@@ -34,6 +35,7 @@ pub use fork::ForkError;
 use pace::Pace;
 use report::Spare;
 pub use report::{EngineConfig, EngineStats, StepReport};
+pub use rows::RowTarget;
 use stored::Stored;
 
 use crate::{
@@ -47,6 +49,9 @@ use crate::{
     scheduler::{Limits, Plan, Scheduler},
     text::TokenText,
 };
+
+/// Most bytes of blocks to take memory for at the start.
+const READY_BYTES: usize = 256 << 20;
 
 /// Continuous batching of requests over one backend.
 pub struct Engine {
@@ -76,6 +81,8 @@ pub struct Engine {
     undecided: Vec<f32>,
     /// Further tokens of such a position.
     further: Vec<TokenLogit>,
+    /// Tokens of a position that bias or penalties raise.
+    raised: Vec<u32>,
     /// The tokens to find after each of a sequence's drafts, for all sequences of the step with drafts.
     rankings: Vec<Ranking>,
     /// The chunks of the step; empty between steps, and kept for its memory.
@@ -117,7 +124,7 @@ impl Engine {
             config,
             scheduler,
             plan: Plan::default(),
-            pace: Pace::new(config.step_target),
+            pace: Pace::new(config.step_target, config.rows),
             drafts: (config.draft_tokens > 0).then(Drafts::default),
             stored: None,
             active: BTreeMap::new(),
@@ -129,6 +136,7 @@ impl Engine {
             scratch: Scratch::default(),
             undecided: Vec::new(),
             further: Vec::new(),
+            raised: Vec::new(),
             rankings: Vec::new(),
             chunks: Vec::new(),
             spare: Spare::default(),
@@ -138,8 +146,21 @@ impl Engine {
 
     /// Uses blocks on disk, too: reads those that new prompts begin with, and writes those that several prompts
     /// use. Engines of one process may share a cache. No effect without the prefix cache.
+    ///
+    /// Memory for as many blocks as there are on disk is taken now, up to 256 MiB: a prompt that begins like
+    /// those of an earlier process need not wait for it. Some virtual machines take a second for 500 MB.
+    ///
+    /// # Panics
+    /// If the engine had requests before.
     pub fn use_disk(&mut self, disk: BlockTiers) {
-        self.stored = self.config.prefix_cache.then(|| Stored::new(disk));
+        assert_eq!(self.next_request, 0, "blocks that hold something keep it");
+        if !self.config.prefix_cache {
+            return;
+        }
+        let most = READY_BYTES / self.backend.block_bytes().max(1);
+        self.backend
+            .ready_blocks(most.min(usize::try_from(disk.stats().usage.blocks).unwrap_or(most)));
+        self.stored = Some(Stored::new(disk));
     }
 
     /// Returns what the cache on disk has and did.
@@ -187,6 +208,14 @@ impl Engine {
         }
         self.active.insert(id, active);
         Ok(id)
+    }
+
+    /// Returns how much longer to wait for further requests before the next step, if its first request came `waited` ago:
+    /// a step with few rows takes about as long as one with more. `None` to start it, and always if a sequence is running
+    /// or a request of the highest priority waits.
+    pub fn wait_for_more(&self, waited: Duration) -> Option<Duration> {
+        let rows = self.scheduler.rows_of_first_step()?;
+        self.config.rows.wait(rows, waited, self.config.wait_limit)
     }
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {

@@ -59,7 +59,7 @@ mod scheduler;
 mod text;
 pub mod tokenizer;
 
-pub use engine::{Engine, EngineConfig, EngineStats, ForkError, StepReport};
+pub use engine::{Engine, EngineConfig, EngineStats, ForkError, RowTarget, StepReport};
 pub use names::UnknownName;
 pub use request::{
     Choice, Event, FinishReason, Output, Request, RequestError, RequestId, SubmitError,

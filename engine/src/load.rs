@@ -9,7 +9,7 @@ pub use devices::{DeviceChoice, Devices, DevicesError};
 pub use memory::{MemoryNeed, OverBudget, kv_bytes_min, memory_needed, numerics_class};
 
 use crate::{
-    Engine, EngineConfig,
+    Engine, EngineConfig, RowTarget,
     backend::{
         Backend, class,
         cpu::{self, CpuOptions, HeadMode, KvType, topology},
@@ -62,6 +62,8 @@ pub struct EngineOptions {
     pub max_sequences: usize,
     /// Time of a step while a request of the highest priority is decoded; `None`: steps are always full.
     pub step_target: Option<Duration>,
+    /// Longest wait of an idle engine for further requests. See [`EngineConfig::wait_limit`].
+    pub wait_limit: Duration,
     /// Most drafts of a sequence in a step; 0 for none. See [`EngineConfig::draft_tokens`].
     pub draft_tokens: usize,
 }
@@ -79,6 +81,7 @@ impl Default for EngineOptions {
             kv_bytes: None,
             max_sequences: 64,
             step_target: EngineConfig::new(0).step_target,
+            wait_limit: EngineConfig::new(0).wait_limit,
             draft_tokens: EngineConfig::new(0).draft_tokens,
         }
     }
@@ -175,10 +178,12 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     let of_cpu = || options.block_count(model);
     let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
-    let EngineOptions { max_sequences, step_target, draft_tokens, .. } = *options;
+    let EngineOptions { max_sequences, step_target, wait_limit, draft_tokens, .. } = *options;
     let config = EngineConfig {
         max_sequences,
         step_target,
+        rows: RowTarget::of(options.format),
+        wait_limit,
         draft_tokens,
         ..EngineConfig::new(context_length)
     };

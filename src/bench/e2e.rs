@@ -32,7 +32,7 @@ use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worke
 use super::queue::Bench;
 use crate::{
     kv_tiers::TierArguments,
-    options::{CapacityOptions, ModelOption, RunOptions},
+    options::{BATCH_WAIT_MS, CapacityOptions, ModelOption, RunOptions},
     output,
     servers::ModeOptions,
     worker::seconds,
@@ -139,6 +139,7 @@ impl Arguments {
             max_sequences: self.batch(),
             kv_memory: self.kv_memory,
             step_target: self.step_target,
+            batch_wait: BATCH_WAIT_MS,
             draft_tokens: EngineOptions::default().draft_tokens as u16,
             tiers: TierArguments::default(),
         }

@@ -13,7 +13,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, TryRecvError},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -206,18 +206,8 @@ impl EngineLoop {
     fn run(mut self) {
         let mut step = StepReport::default();
         loop {
-            if self.engine.is_idle() {
-                match self.inbox.recv() {
-                    Ok(command) => self.handle_command(command),
-                    Err(mpsc::RecvError) => return,
-                }
-            }
-            loop {
-                match self.inbox.try_recv() {
-                    Ok(command) => self.handle_command(command),
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return,
-                }
+            if !self.take_commands() {
+                return;
             }
             if !self.step(&mut step) {
                 return;
@@ -235,6 +225,25 @@ impl EngineLoop {
                     }
                     Event::Failed { id, error, .. } => self.finish(*id, End::Failed(error.clone())),
                 }
+            }
+        }
+    }
+
+    /// Handles the commands that have arrived; waits for them while the engine is idle or has few rows. False if the thread
+    /// is to end.
+    fn take_commands(&mut self) -> bool {
+        let mut arrived = None;
+        if self.engine.is_idle() {
+            let Ok(command) = self.inbox.recv() else { return false };
+            arrived = Some(Instant::now());
+            self.handle_command(command);
+        }
+        loop {
+            let wait = arrived.and_then(|at| self.engine.wait_for_more(at.elapsed()));
+            match self.inbox.recv_timeout(wait.unwrap_or_default()) {
+                Ok(command) => self.handle_command(command),
+                Err(mpsc::RecvTimeoutError::Timeout) => return true,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return false,
             }
         }
     }

@@ -160,6 +160,28 @@ pub trait Backend: Send {
         unreachable!("this backend keeps nothing of positions")
     }
 
+    /// Computes the logits of these tokens of a position, in ascending order, and adds them to `found`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If the backend keeps nothing of positions.
+    fn token_logits(
+        &mut self,
+        kept: KeptRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        let _ = (kept, tokens, found);
+        unreachable!("this backend keeps nothing of positions")
+    }
+
+    /// Takes memory for the first blocks, so that their first use does not wait for it.
+    fn ready_blocks(&mut self, count: usize) {
+        let _ = count;
+    }
+
     /// Copies the keys and values of one block to another (copy-on-write).
     ///
     /// # Errors

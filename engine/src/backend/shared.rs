@@ -89,6 +89,19 @@ impl Backend for SharedBackend {
         self.turn().all_logits(kept, logits)
     }
 
+    fn ready_blocks(&mut self, count: usize) {
+        self.turn().ready_blocks(count);
+    }
+
+    fn token_logits(
+        &mut self,
+        kept: KeptRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        self.turn().token_logits(kept, tokens, found)
+    }
+
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         self.turn().copy_block(from, to)
     }

@@ -4,7 +4,7 @@ use std::{borrow::BorrowMut, sync::Arc};
 
 use super::{Engine, StepReport};
 use crate::{
-    backend::{Above, Backend as _, KeptRow, Logits, PositionLogits, StepError},
+    backend::{Above, Backend as _, KeptRow, Logits, PositionLogits, StepError, TokenLogit},
     request::{FinishReason, RequestError, RequestId},
     sampler::{self, Context, Known, LogitSet, Sampled},
     scheduler::{Fork, Plan, PlannedChunk, SequenceId},
@@ -64,7 +64,23 @@ impl Engine {
         let position = planned.end - planned.drafts + draft;
         let drawn = match logits.position(index) {
             PositionLogits::All(all) => self.draw_all_choices(planned, position, all, report),
-            PositionLogits::Largest(some) => self.draw_all_choices(planned, position, some, report),
+            PositionLogits::Largest(some) if !self.raises(planned.id, position) => {
+                self.draw_all_choices(planned, position, some, report)
+            }
+            PositionLogits::Largest(some) => {
+                let mut with_raised = std::mem::take(&mut self.further);
+                with_raised.clear();
+                with_raised.extend_from_slice(some);
+                let kept = logits.kept(index).expect("it was asked for");
+                let drawn = match self.add_raised(kept, &mut with_raised) {
+                    Ok(()) => {
+                        self.draw_all_choices(planned, position, &mut with_raised[..], report)
+                    }
+                    Err(error) => self.fail(planned.id, error, report),
+                };
+                self.further = with_raised;
+                drawn
+            }
         };
         let token = match drawn {
             Draw::Token(token) => Some(token),
@@ -76,6 +92,31 @@ impl Engine {
         };
         let next = token.filter(|_| draft < planned.drafts);
         next.is_some_and(|token| self.scheduler.accept(planned.id, draft, token))
+    }
+
+    /// Lists the tokens of the next draw that may get a larger logit than the model's; false if there are none.
+    fn raises(&mut self, id: SequenceId, position: usize) -> bool {
+        self.raised.clear();
+        if let Some(active) = self.active.get(&RequestId(id.request)) {
+            let context = active.context(id.choice, position);
+            sampler::raised_tokens(&active.sampling, context, &mut self.raised);
+        }
+        !self.raised.is_empty()
+    }
+
+    /// Adds the listed tokens to those that were found, by ascending token.
+    fn add_raised(
+        &mut self,
+        kept: KeptRow<'_>,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        let is_found = |token: &u32| found.binary_search_by_key(token, |found| found.id).is_ok();
+        self.raised.retain(|token| !is_found(token));
+        if !self.raised.is_empty() {
+            self.backend.token_logits(kept, &self.raised, found)?;
+            found.sort_unstable_by_key(|found| found.id);
+        }
+        Ok(())
     }
 
     /// Draws the next token of a sequence from further tokens, after those of the step did not decide it.
@@ -94,6 +135,12 @@ impl Engine {
             let found = match above {
                 None => Ok(None),
                 Some(above) => self.backend.tokens_above(kept, above, &mut further),
+            };
+            let found = match found {
+                Ok(Some(rest)) if self.raises(id, position) => {
+                    self.add_raised(kept, &mut further).map(|()| Some(rest))
+                }
+                found => found,
             };
             looks += 1;
             let drawn = match found {

@@ -75,6 +75,7 @@ impl Engine {
             scratch: Scratch::default(),
             undecided: Vec::new(),
             further: Vec::new(),
+            raised: Vec::new(),
             rankings: Vec::new(),
             chunks: Vec::new(),
             spare: Spare::default(),

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::RowTarget;
 use crate::{
+    formats::Format,
     request::{Event, RequestId},
     scheduler::StepLimits,
 };
@@ -25,6 +27,10 @@ pub struct EngineConfig {
     /// Time of a step while a request of the highest priority is decoded: prefill chunks are limited to what fits.
     /// `None`: steps are always full. Needs [`Engine::record_time`](super::Engine::record_time).
     pub step_target: Option<Duration>,
+    /// Rows of a step that the kernels use well.
+    pub rows: RowTarget,
+    /// Longest wait of an idle engine for so many rows. See [`Engine::wait_for_more`](super::Engine::wait_for_more).
+    pub wait_limit: Duration,
     /// Most drafts of a sequence in a step: tokens that may follow its newest one, computed with it where that pays. 0 for
     /// none. Needs [`Engine::record_time`](super::Engine::record_time).
     pub draft_tokens: usize,
@@ -41,6 +47,8 @@ impl EngineConfig {
             stall_limit: 1000,
             max_requests: 16_384,
             step_target: Some(Duration::from_millis(150)),
+            rows: RowTarget::of(Format::I2S),
+            wait_limit: Duration::from_millis(10),
             draft_tokens: 8,
         }
     }

@@ -273,6 +273,7 @@ impl Stored {
                 break;
             }
             cache.register(hash, block);
+            self.disk.reuse(content);
             self.remember(hash);
             self.installed += 1;
         }

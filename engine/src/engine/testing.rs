@@ -154,6 +154,17 @@ impl Backend for HashBackend {
         Ok(())
     }
 
+    fn token_logits(
+        &mut self,
+        kept: KeptRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        let logit = |id: &u32| TokenLogit { id: *id, logit: kept.hidden[*id as usize] };
+        found.extend(tokens.iter().map(logit));
+        Ok(())
+    }
+
     fn block_bytes(&self) -> usize {
         12 * BLOCK_TOKENS
     }

@@ -108,8 +108,9 @@ pub const VERSION: &str = "draw-2";
 /// needs all.
 ///
 /// Greedy needs the largest, top-k the k largest, min-p those within a distance from the largest, and a draw without
-/// filters the largest with its noise. For top-p, too, that is the first look: see [`Sampled::Undecided`]. Masks, penalties and negative bias only lower logits: if they lower m logits,
-/// at most m others move up, so m more are enough. Parameters that raise logits, and log-probabilities need all.
+/// filters the largest with its noise. For top-p, too, that is the first look: see [`Sampled::Undecided`]. If masks, penalties
+/// and bias change m logits, at most m others move up, so m more are enough, together with those that may
+/// [rise](raised_tokens). Log-probabilities need all.
 pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> {
     let temperature = params.temperature;
     let ranking = match *params {
@@ -124,23 +125,41 @@ pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> 
             Ranking { within: within as f32, ..Ranking::largest(1) }
         }
     };
-    let raises = params.repetition_penalty < 1.0
-        || params.presence_penalty < 0.0
-        || params.frequency_penalty < 0.0
-        || params.logit_bias.values().any(|bias| *bias > 0.0);
-    if raises || params.logprobs.is_some() {
+    if params.logprobs.is_some() {
         return None;
     }
-    let lowered = context.masked.len() + params.logit_bias.len() + context.counts.distinct();
-    Some(Ranking { count: ranking.count.saturating_add(lowered), ..ranking })
+    let changed = context.masked.len() + params.logit_bias.len() + context.counts.distinct();
+    let (count, keeps) = (ranking.count.saturating_add(changed), ranking.keeps || raises(params));
+    Some(Ranking { count, keeps, ..ranking })
+}
+
+/// Returns whether parameters may raise logits, and not only lower them.
+fn raises(params: &SamplingParams) -> bool {
+    penalties::raise(params) || params.logit_bias.values().any(|bias| *bias > 0.0)
+}
+
+/// Writes the tokens that parameters may give a larger logit, in ascending order. [`sample`] needs their logits, too, however
+/// small they are.
+pub fn raised_tokens(params: &SamplingParams, context: Context<'_>, tokens: &mut Vec<u32>) {
+    tokens.clear();
+    if !raises(params) {
+        return;
+    }
+    tokens
+        .extend(params.logit_bias.iter().filter(|(_, bias)| **bias > 0.0).map(|(token, _)| token));
+    if penalties::raise(params) {
+        tokens.extend(context.counts.tokens());
+        tokens.sort_unstable();
+        tokens.dedup();
+    }
 }
 
 fn noise_of(params: &SamplingParams, context: Context<'_>) -> Noise {
     Noise::of(params.seed, context.choice, context.position as u64)
 }
 
-/// Draws the next token. `logits` are of the whole vocabulary or at least those that are [`needed`], and are
-/// overwritten.
+/// Draws the next token. `logits` are of the whole vocabulary or at least those that are [`needed`] and those of
+/// [raised tokens](raised_tokens), and are overwritten.
 ///
 /// With top-p, the token with the largest noise is drawn if the tokens with larger logits weigh less than `top_p` of all. The
 /// first look finds that token; further ones find the most probable tokens, and a bound on the weight of all others.

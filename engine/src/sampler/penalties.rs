@@ -31,6 +31,11 @@ impl TokenCounts {
         self.counts.len()
     }
 
+    /// Returns the different tokens, in ascending order.
+    pub fn tokens(&self) -> impl Iterator<Item = u32> {
+        self.counts.keys().copied()
+    }
+
     /// Counts a generated token.
     pub fn add(&mut self, token: u32) {
         if self.counts_output {
@@ -53,6 +58,13 @@ impl TokenCounts {
             }
         }
     }
+}
+
+/// Returns whether penalties may raise logits.
+pub fn raise(params: &SamplingParams) -> bool {
+    params.repetition_penalty < 1.0
+        || params.presence_penalty < 0.0
+        || params.frequency_penalty < 0.0
 }
 
 /// Adds the logit bias.

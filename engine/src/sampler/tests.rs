@@ -198,11 +198,47 @@ fn a_million_draws_have_the_distribution_of_the_softmax() {
     }
 }
 
+/// Adds the tokens that parameters may raise to those that were found.
+fn with_raised(
+    mut some: Vec<TokenLogit>,
+    logits: &[f32],
+    params: &SamplingParams,
+    context: Context<'_>,
+) -> Vec<TokenLogit> {
+    let mut raised = Vec::new();
+    raised_tokens(params, context, &mut raised);
+    assert!(raised.is_sorted());
+    raised.retain(|token| {
+        (*token as usize) < logits.len() && some.iter().all(|found| found.id != *token)
+    });
+    some.extend(raised.iter().map(|&id| TokenLogit { id, logit: logits[id as usize] }));
+    some.sort_unstable_by_key(|found| found.id);
+    some
+}
+
+#[test]
+fn only_raised_tokens_are_listed() {
+    let of = |params: SamplingParams| {
+        let mut counts = TokenCounts::new(&params, &[9, 4]);
+        counts.add(2);
+        let context = Context { counts: &counts, masked: &[], choice: 0, position: 3, known: None };
+        let mut raised = vec![77];
+        raised_tokens(&params, context, &mut raised);
+        raised
+    };
+    let bias = |logit_bias| SamplingParams { logit_bias, ..Default::default() };
+    assert_eq!(of(bias(BTreeMap::from([(8, 0.5), (3, -1.0), (1, 0.0)]))), [8]);
+    assert_eq!(of(SamplingParams { presence_penalty: 0.5, ..Default::default() }), [0u32; 0]);
+    assert_eq!(of(SamplingParams { frequency_penalty: -0.5, ..Default::default() }), [2]);
+    let params = SamplingParams { repetition_penalty: 0.5, ..bias(BTreeMap::from([(4, 1.0)])) };
+    assert_eq!(of(params), [2, 4, 9]);
+}
+
 /// Draws from some logits, looking further as long as they do not decide.
 fn sampled_by_looks(params: &SamplingParams, logits: &[f32], position: usize) -> Sampled {
     let counts = NO_COUNTS();
     let context = Context { counts: &counts, masked: &[], choice: 0, position, known: None };
-    let needed = needed(params, context).expect("nothing raises a logit");
+    let needed = needed(params, context).expect("no log-probabilities");
     let mut scratch = Scratch::default();
     let mut some = logits::first(logits, &needed);
     let mut drawn = sample(&mut some[..], params, context, &mut scratch);
@@ -302,20 +338,20 @@ proptest! {
         temperature in prop_oneof![Just(0.0f32), 0.1f32..3.0],
         (top_k, top_p) in prop_oneof![(1usize..20, 0.01f32..=1.0), Just((0, 1.0))],
         min_p in prop_oneof![Just(0.0f32), 0.0f32..=1.0],
-        penalty in prop_oneof![Just(1.0f32), 1.0f32..3.0],
-        bias in -9.0f32..=0.0,
+        penalty in prop_oneof![Just(1.0f32), 1.0f32..3.0, 0.3f32..1.0],
+        bias in prop_oneof![-9.0f32..=0.0, 0.0f32..9.0],
         masked in prop::collection::vec(0u32..300, 0..5),
         position in 0usize..99,
     ) {
         let params = SamplingParams {
             temperature, top_k, top_p, min_p, repetition_penalty: penalty,
-            logit_bias: BTreeMap::from([(7, bias), (11, bias)]),
+            logit_bias: BTreeMap::from([(7, bias), (11, bias), (13, -bias)]),
             ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
         let context = Context { counts: &counts, masked: &masked, choice: 0, position, known: None };
-        let needed = needed(&params, context).expect("nothing raises a logit");
-        let mut some = logits::first(&logits, &needed);
+        let needed = needed(&params, context).expect("no log-probabilities");
+        let mut some = with_raised(logits::first(&logits, &needed), &logits, &params, context);
         let mut all = logits;
         let mut scratch = Scratch::default();
         prop_assert_eq!(
@@ -332,24 +368,28 @@ proptest! {
         temperature in 0.1f32..3.0,
         top_p in prop_oneof![0.01f32..=0.99, 0.9999f32..0.999999],
         min_p in prop_oneof![Just(0.0f32), 0.0f32..=0.3],
-        penalty in prop_oneof![Just(1.0f32), 1.0f32..3.0],
+        penalty in prop_oneof![Just(1.0f32), 1.0f32..3.0, 0.3f32..1.0],
+        bias in prop_oneof![Just(0.0f32), 0.0f32..9.0],
         looseness in prop_oneof![Just(1.0f64), 1.0f64..6.0],
         position in 0usize..99,
     ) {
         let params = SamplingParams {
-            temperature, top_p, min_p, repetition_penalty: penalty, ..Default::default()
+            temperature, top_p, min_p, repetition_penalty: penalty,
+            logit_bias: BTreeMap::from([(7, bias), (70, -bias)]),
+            ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
         let context = Context { counts: &counts, masked: &[5], choice: 0, position, known: None };
-        let needed = needed(&params, context).expect("nothing raises a logit");
-        let mut some = logits::first(&logits, &needed);
+        let needed = needed(&params, context).expect("no log-probabilities");
+        let mut some = with_raised(logits::first(&logits, &needed), &logits, &params, context);
         let mut scratch = Scratch::default();
         let of_all = sample(&mut logits.clone()[..], &params, context, &mut scratch);
         let mut sampled = sample(&mut some[..], &params, context, &mut scratch);
         for looks in 1.. {
             let Ok(Sampled::Undecided { first, above: Some(above) }) = sampled else { break };
             prop_assert!(looks <= LOOKS.len(), "each look finds more");
-            let (mut some, mut rest) = logits::above(&logits, above);
+            let (some, mut rest) = logits::above(&logits, above);
+            let mut some = with_raised(some, &logits, &params, context);
             rest.weight *= looseness;
             let known = Some(Known { rest, first, looks });
             sampled = sample(&mut some[..], &params, Context { known, ..context }, &mut scratch);

@@ -174,6 +174,14 @@ impl Scheduler {
         self.pending.len()
     }
 
+    /// Returns the number of tokens of all pending sequences, while none is running and none of them is of the highest
+    /// priority.
+    pub fn rows_of_first_step(&self) -> Option<usize> {
+        let is_high = self.pending.first().is_some_and(|id| id.priority == Priority::High);
+        let tokens = self.pending.iter().map(|id| self.tokens(*id).len());
+        (self.running.is_empty() && !is_high).then(|| tokens.sum())
+    }
+
     /// Waits until no other engine changes the KV blocks of the storage, and returns them with their holders.
     pub fn cache(&self) -> MutexGuard<'_, BlockCache> {
         self.cache.lock()

@@ -34,6 +34,13 @@ impl<'a, T> Disjoint<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
     }
 
+    /// Returns the buffer without its first elements. Panics when it has fewer.
+    pub fn after(&self, start: usize) -> Self {
+        assert!(start <= self.len);
+        // SAFETY: in bounds by the assertion.
+        Self { data: unsafe { self.data.add(start) }, len: self.len - start, ..*self }
+    }
+
     /// Returns the whole buffer for reading.
     ///
     /// # Safety
@@ -41,6 +48,15 @@ impl<'a, T> Disjoint<'a, T> {
     pub unsafe fn stored(&self) -> Stored<'a, T> {
         // SAFETY: the buffer is borrowed for 'a; the rest is guaranteed by the caller.
         unsafe { Stored::shared(self.data, self.len) }
+    }
+}
+
+impl<'a> Disjoint<'a, u8> {
+    /// Returns the buffer as elements of another type, as many as are whole. Panics when it is not aligned for them.
+    pub fn of_type<T: bytemuck::Pod>(&self) -> Disjoint<'a, T> {
+        let data = self.data.cast::<T>();
+        assert!(data.is_aligned());
+        Disjoint { data, len: self.len / size_of::<T>(), buffer: PhantomData }
     }
 }
 

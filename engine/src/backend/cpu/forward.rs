@@ -40,6 +40,20 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         Ok(())
     }
 
+    fn token_logits(
+        &mut self,
+        kept: KeptRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        self.logits_of_tokens(kept, tokens, found);
+        Ok(())
+    }
+
+    fn ready_blocks(&mut self, count: usize) {
+        self.kv.ready_blocks(count);
+    }
+
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         self.kv.copy_block(from, to);
         Ok(())

@@ -98,6 +98,22 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         Some(rest)
     }
 
+    /// Computes the logits of some tokens: see [`Backend::token_logits`](crate::backend::Backend).
+    pub(super) fn logits_of_tokens(
+        &mut self,
+        kept: KeptRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) {
+        let weights = Arc::clone(&self.weights);
+        let (head, kernels) = (&weights.head, self.kernels);
+        let screen = head.screen().expect("positions are kept by screens only");
+        let rankings = &[Ranking::largest(1)];
+        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, rankings };
+        screen.logits_of(&input, tokens, &mut self.pool, &mut self.screen_state);
+        found.extend(self.screen_state.found().flatten());
+    }
+
     /// Computes all logits of one hidden row, after the norm. // (vocab,)
     pub(super) fn all_logits_of(&mut self, hidden: &[f32], logits: &mut Vec<f32>) {
         let weights = Arc::clone(&self.weights);

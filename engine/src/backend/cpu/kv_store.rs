@@ -1,6 +1,9 @@
 //! Storage of keys and values, block by block and layer by layer.
+//!
+//! A block's keys and values of all layers lie together, so that its first use takes memory for one block: zeroing a
+//! huge page in each layer at the same time made a step 60 ms longer (2B shape).
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use super::{KvType, disjoint::Disjoint};
 use crate::{
@@ -14,6 +17,12 @@ const _: () = assert!(BLOCK_TOKENS == LANES, "a block of keys is one vector of p
 
 /// Elements narrowed at a time.
 const NARROW: usize = 128;
+
+/// Bytes of a small page.
+const PAGE: usize = 4096;
+/// Blocks of at least this many bytes start an odd number of small pages apart, so that the same part of many blocks is
+/// spread over all sets of a cache.
+const SPREAD_BYTES_MIN: usize = 64 * PAGE;
 
 /// Shape of one block in one layer.
 #[derive(Debug, Clone, Copy)]
@@ -63,31 +72,51 @@ impl KvShape {
         self.layer_count * (elements + 2 * self.scale_stride() * kv.scale_bytes())
     }
 
+    /// Returns the number of bytes from the start of one block to the start of the next.
+    pub fn block_stride_bytes(&self, kv: KvType) -> usize {
+        block_stride_bytes(self.block_bytes(kv))
+    }
+
     /// Returns the number of bytes of a store of `block_count` blocks.
     pub fn store_bytes(&self, kv: KvType, block_count: usize) -> usize {
-        let scales = self.scale_stride() * kv.scale_bytes();
-        let parts = [self.key_stride() * kv.size_bytes(), self.value_stride() * kv.size_bytes()];
-        let parts = parts.into_iter().chain([scales, scales]);
-        let layer: usize = parts.map(|part| (part * block_count).next_multiple_of(64)).sum();
-        self.layer_count * layer
+        self.block_stride_bytes(kv) * block_count
+    }
+}
+
+fn block_stride_bytes(block_bytes: usize) -> usize {
+    match block_bytes {
+        ..SPREAD_BYTES_MIN => block_bytes.next_multiple_of(64),
+        SPREAD_BYTES_MIN.. => (block_bytes.div_ceil(PAGE) | 1) * PAGE,
     }
 }
 
 /// Keys and values of every block. They are on huge pages, because a head's part of a block is only one
-/// small page long. A page takes memory at its first write.
+/// small page long. Most pages take memory at their first write.
 pub struct KvStore<E> {
     shape: KvShape,
+    parts: Parts,
     block_count: usize,
-    keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim / A, 16, A), A = E::ADJACENT
-    values: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, 16 / A, padded_head_dim, A)
-    key_scales: Vec<AlignedBytes>, // of f32, per layer: (block, kv_head, 16); empty without scales
-    value_scales: Vec<AlignedBytes>, // like `key_scales`
+    /// Of each block, with A = `E::ADJACENT`: the keys, as E `(layer, kv_head, head_dim / A, 16, A)`; the values, as E
+    /// `(layer, kv_head, 16 / A, padded_head_dim, A)`; the scales of keys, as f32 `(layer, kv_head, 16)`, and those of values; no
+    /// scales if the elements have none. Then padding.
+    bytes: AlignedBytes, // (block, block stride)
     element: PhantomData<E>,
 }
 
-/// One layer's keys and values, shared by several tasks.
+/// Bytes of a block's parts in one layer, and from block to block.
+#[derive(Debug, Clone, Copy)]
+struct Parts {
+    keys: usize,
+    values: usize,
+    /// Of the scales of keys, and of those of values.
+    scales: usize,
+    block_stride: usize,
+}
+
+/// One layer's keys and values, shared by several tasks. Each array starts at the layer's part of block 0.
 pub struct KvLayer<'a, E> {
     shape: KvShape,
+    block_stride_bytes: usize,
     keys: Disjoint<'a, E>,
     values: Disjoint<'a, E>,
     key_scales: Disjoint<'a, f32>,
@@ -97,84 +126,58 @@ pub struct KvLayer<'a, E> {
 impl<E: KvElement + bytemuck::Pod> KvStore<E> {
     /// Makes storage for `block_count` blocks.
     pub fn new(shape: KvShape, block_count: usize) -> Self {
-        let layers = |block_bytes: usize| {
-            let layer = || AlignedBytes::zeroed((block_bytes * block_count).next_multiple_of(64));
-            (0..shape.layer_count).map(|_| layer()).collect()
-        };
-        let [keys, values, scales] = Self::part_bytes(&shape);
-        Self {
-            shape,
-            block_count,
-            keys: layers(keys),
-            values: layers(values),
-            key_scales: layers(scales),
-            value_scales: layers(scales),
-            element: PhantomData,
-        }
+        let scales = if E::SCALED { shape.scale_stride() * size_of::<f32>() } else { 0 };
+        let (keys, values) =
+            (shape.key_stride() * size_of::<E>(), shape.value_stride() * size_of::<E>());
+        let block_stride = block_stride_bytes(shape.layer_count * (keys + values + 2 * scales));
+        let parts = Parts { keys, values, scales, block_stride };
+        let bytes = AlignedBytes::zeroed(block_stride * block_count);
+        Self { shape, parts, block_count, bytes, element: PhantomData }
     }
 
-    /// Returns a block's bytes in one layer: of its keys, of its values, and of the scales of one of the two.
-    fn part_bytes(shape: &KvShape) -> [usize; 3] {
-        let scales = if E::SCALED { shape.scale_stride() * size_of::<f32>() } else { 0 };
-        [shape.key_stride() * size_of::<E>(), shape.value_stride() * size_of::<E>(), scales]
+    /// Returns the place of a block's content.
+    fn block(&self, block: BlockId) -> Range<usize> {
+        let start = block.index() * self.parts.block_stride;
+        start..start + self.block_bytes()
+    }
+
+    /// Takes memory for the first blocks, which hold nothing yet.
+    pub fn ready_blocks(&mut self, count: usize) {
+        let ready = count.min(self.block_count) * self.parts.block_stride;
+        self.bytes[..ready].iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
     }
 
     /// Copies a block in every layer.
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        let copy = |layers: &mut [AlignedBytes], bytes: usize| {
-            for layer in layers {
-                let from = from.0 as usize * bytes;
-                layer.copy_within(from..from + bytes, to.0 as usize * bytes);
-            }
-        };
-        let [keys, values, scales] = Self::part_bytes(&self.shape);
-        copy(&mut self.keys, keys);
-        copy(&mut self.values, values);
-        copy(&mut self.key_scales, scales);
-        copy(&mut self.value_scales, scales);
+        let (from, to) = (self.block(from), self.block(to));
+        self.bytes.copy_within(from, to.start);
     }
 
     /// Returns storage of the same size with the contents of these blocks.
-    pub fn with_copies(&mut self, blocks: &[BlockId]) -> Self {
+    pub fn with_copies(&self, blocks: &[BlockId]) -> Self {
         let mut copy = Self::new(self.shape, self.block_count);
-        for ((from, bytes), (to, _)) in self.parts().zip(copy.parts()) {
-            for block in blocks {
-                let range = block.index() * bytes..(block.index() + 1) * bytes;
-                to[range.clone()].copy_from_slice(&from[range]);
-            }
+        for block in blocks {
+            let range = self.block(*block);
+            copy.bytes[range.clone()].copy_from_slice(&self.bytes[range]);
         }
         copy
-    }
-
-    /// Returns the parts of each layer with the bytes of a block in them, in the order of a block's content.
-    fn parts(&mut self) -> impl Iterator<Item = (&mut AlignedBytes, usize)> {
-        let [keys, values, scales] = Self::part_bytes(&self.shape);
-        let keys = self.keys.iter_mut().map(move |layer| (layer, keys));
-        let values = self.values.iter_mut().map(move |layer| (layer, values));
-        let key_scales = self.key_scales.iter_mut();
-        let all_scales = key_scales.chain(&mut self.value_scales).map(move |layer| (layer, scales));
-        keys.chain(values).chain(all_scales)
     }
 
     /// Returns the memory in bytes.
     #[cfg(test)]
     pub fn size_bytes(&self) -> usize {
-        let parts = [&self.keys, &self.values, &self.key_scales, &self.value_scales];
-        parts.into_iter().flatten().map(|layer| layer.len()).sum()
+        self.bytes.len()
     }
 
     /// Returns the number of bytes of one block over all layers.
     pub fn block_bytes(&self) -> usize {
-        let [keys, values, scales] = Self::part_bytes(&self.shape);
+        let Parts { keys, values, scales, .. } = self.parts;
         self.shape.layer_count * (keys + values + 2 * scales)
     }
 
     /// Appends a block's keys, values and scales of all layers.
-    pub fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) {
-        for (layer, bytes) in self.parts() {
-            let from = block.index() * bytes;
-            content.extend_from_slice(&layer[from..from + bytes]);
-        }
+    pub fn read_block(&self, block: BlockId, content: &mut Vec<u8>) {
+        content.extend_from_slice(&self.bytes[self.block(block)]);
     }
 
     /// Writes what [`Self::read_block`] returned.
@@ -182,29 +185,41 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
     /// # Panics
     /// If the content is shorter or longer.
     pub fn write_block(&mut self, block: BlockId, content: &[u8]) {
-        assert_eq!(content.len(), self.block_bytes(), "the content of one block");
-        let mut rest = content;
-        for (layer, bytes) in self.parts() {
-            let (part, after) = rest.split_at(bytes);
-            let to = block.index() * bytes;
-            layer[to..to + bytes].copy_from_slice(part);
-            rest = after;
-        }
+        let range = self.block(block);
+        self.bytes[range].copy_from_slice(content);
     }
 
     /// Borrows one layer for the reads and writes of a step.
     pub fn layer(&mut self, layer: usize) -> KvLayer<'_, E> {
+        let Parts { keys, values, scales, block_stride } = self.parts;
+        let layers = self.shape.layer_count;
+        let starts = [
+            layer * keys,
+            layers * keys + layer * values,
+            layers * (keys + values) + layer * scales,
+            layers * (keys + values + scales) + layer * scales,
+        ];
+        let all = Disjoint::new(&mut self.bytes);
+        // A store without blocks has no bytes.
+        let [keys, values, key_scales, value_scales] =
+            starts.map(|start| all.after(start.min(self.block_count * block_stride)));
         KvLayer {
             shape: self.shape,
-            keys: Disjoint::new(bytemuck::cast_slice_mut(&mut self.keys[layer])),
-            values: Disjoint::new(bytemuck::cast_slice_mut(&mut self.values[layer])),
-            key_scales: Disjoint::new(bytemuck::cast_slice_mut(&mut self.key_scales[layer])),
-            value_scales: Disjoint::new(bytemuck::cast_slice_mut(&mut self.value_scales[layer])),
+            block_stride_bytes: block_stride,
+            keys: keys.of_type(),
+            values: values.of_type(),
+            key_scales: key_scales.of_type(),
+            value_scales: value_scales.of_type(),
         }
     }
 }
 
 impl<E: KvElement> KvLayer<'_, E> {
+    /// Returns the distance between two blocks in elements of a type.
+    fn block_stride<T>(&self) -> usize {
+        self.block_stride_bytes / size_of::<T>()
+    }
+
     /// Returns the keys and values of one KV head and sequence, as the attention kernel reads them.
     ///
     /// # Safety
@@ -227,13 +242,13 @@ impl<E: KvElement> KvLayer<'_, E> {
         AttentionTile {
             keys,
             values,
-            key_block_stride: shape.key_stride(),
-            value_block_stride: shape.value_stride(),
+            key_block_stride: self.block_stride::<E>(),
+            value_block_stride: self.block_stride::<E>(),
             key_head_offset: kv_head * shape.padded_key_dim() * BLOCK_TOKENS,
             value_head_offset: kv_head * shape.padded_head_dim() * BLOCK_TOKENS,
             key_scales,
             value_scales,
-            scale_block_stride: shape.scale_stride(),
+            scale_block_stride: self.block_stride::<f32>(),
             scale_head_offset: kv_head * BLOCK_TOKENS,
             blocks,
             head_dim: shape.head_dim,
@@ -257,13 +272,13 @@ impl<E: KvElement> KvLayer<'_, E> {
         let block = blocks[position / BLOCK_TOKENS].0 as usize;
         let slot = position % BLOCK_TOKENS;
         let (key_scale, value_scale) = (E::scale(kernels, keys), E::scale(kernels, values));
-        let first = block * self.shape.key_stride() + kv_head * key_dim * BLOCK_TOKENS;
+        let first = block * self.block_stride::<E>() + kv_head * key_dim * BLOCK_TOKENS;
         // SAFETY: one element of this position, which only the caller uses, here and below.
         narrow_each(kernels, keys, key_scale, |d, key: E| unsafe {
             let at = first + E::key_at(slot, d);
             self.keys.part(at..at + 1)[0] = key;
         });
-        let first = block * self.shape.value_stride() + kv_head * BLOCK_TOKENS * padded;
+        let first = block * self.block_stride::<E>() + kv_head * BLOCK_TOKENS * padded;
         if E::ADJACENT == 1 {
             let at = first + E::value_at(padded, slot, 0);
             // SAFETY: the elements of this position.
@@ -277,7 +292,7 @@ impl<E: KvElement> KvLayer<'_, E> {
             });
         }
         if E::SCALED {
-            let at = block * self.shape.scale_stride() + kv_head * BLOCK_TOKENS + slot;
+            let at = block * self.block_stride::<f32>() + kv_head * BLOCK_TOKENS + slot;
             // SAFETY: the scales of this position, which only the caller uses.
             unsafe {
                 self.key_scales.part(at..at + 1)[0] = key_scale;
@@ -310,13 +325,41 @@ mod tests {
 
     use super::*;
 
-    fn check<E: KvElement + bytemuck::Pod>(kv: KvType, block_bytes: usize) {
+    fn check<E: KvElement + bytemuck::Pod>(kv: KvType, block_bytes: usize, pages: usize) {
         let shape = KvShape { layer_count: 3, kv_head_count: 5, head_dim: 128 };
         assert_eq!(shape.block_bytes(kv), block_bytes, "{kv:?}");
-        let store = KvStore::<E>::new(shape, 4);
-        let held = store.size_bytes();
-        assert_eq!(held, 4 * block_bytes, "{kv:?}");
-        assert_eq!(held, shape.store_bytes(kv, 4), "{kv:?}");
+        assert_eq!(KvStore::<E>::new(shape, 4).size_bytes(), 4 * block_bytes, "{kv:?}");
+        assert_eq!(shape.store_bytes(kv, 4), 4 * block_bytes, "{kv:?}");
+        let deep = KvShape { layer_count: 30, ..shape };
+        assert_eq!(KvStore::<E>::new(deep, 1).block_bytes(), 10 * block_bytes, "{kv:?}");
+        assert_eq!(deep.block_stride_bytes(kv), pages * PAGE, "{kv:?}: an odd number");
+    }
+
+    #[test]
+    fn layers_lie_side_by_side_in_every_block() {
+        let shape = KvShape { layer_count: 2, kv_head_count: 1, head_dim: 16 };
+        let mut store = KvStore::<i8>::new(shape, 3);
+        let Parts { keys, values, scales, .. } = store.parts;
+        let ends = [keys, values, scales, scales].map(|part| [part; 2]);
+        let mut content: Vec<u8> = Vec::new();
+        for (part, bytes) in ends.as_flattened().iter().enumerate() {
+            content.resize(content.len() + bytes, part as u8 + 1);
+        }
+        store.write_block(BlockId(1), &content);
+        for layer in 0..2 {
+            let layer = (store.layer(layer), layer as u8);
+            let (KvLayer { keys, values, key_scales, value_scales, .. }, index) = layer;
+            let stride = shape.block_stride_bytes(KvType::Q8);
+            // SAFETY: no other part is taken meanwhile.
+            unsafe {
+                assert_eq!(keys.part(stride..stride + 1), [1 + index as i8]);
+                assert_eq!(values.part(stride..stride + 1), [3 + index as i8]);
+                for (scales, first) in [(key_scales, 5), (value_scales, 7)] {
+                    let scale = scales.part(stride / 4..stride / 4 + 1)[0];
+                    assert_eq!(scale.to_le_bytes(), [first + index; 4]);
+                }
+            }
+        }
     }
 
     #[test]
@@ -326,7 +369,7 @@ mod tests {
         let content = |block: u8| vec![block + 1; shape.block_bytes(KvType::Q8)];
         (0..4).for_each(|block| store.write_block(BlockId(block.into()), &content(block)));
         let mut copy = store.with_copies(&[BlockId(1), BlockId(3)]);
-        let mut read = |block| {
+        let read = |block| {
             let mut bytes = Vec::new();
             copy.read_block(BlockId(block), &mut bytes);
             bytes
@@ -342,8 +385,8 @@ mod tests {
     #[test]
     fn block_bytes_equal_the_storage_of_a_block() {
         let positions = 3 * 2 * 5 * 16;
-        check::<f16>(KvType::F16, positions * 256);
-        check::<f32>(KvType::F32, positions * 512);
-        check::<i8>(KvType::Q8, positions * 132);
+        check::<f16>(KvType::F16, positions * 256, 301);
+        check::<f32>(KvType::F32, positions * 512, 601);
+        check::<i8>(KvType::Q8, positions * 132, 155);
     }
 }

@@ -171,7 +171,7 @@ fn load_weights(model: Arc<Model>, options: CpuOptions) -> Result<Weights, LoadE
     Ok(threads.install(load)?)
 }
 
-/// Returns the number of bytes of one KV block of a model.
+/// Returns the number of bytes that one more KV block of a model takes.
 pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
-    KvShape::of(model.config()).block_bytes(kv)
+    KvShape::of(model.config()).block_stride_bytes(kv)
 }

@@ -186,6 +186,20 @@ impl Screen {
         self.compute_found(input, width, pool, state);
     }
 
+    /// Computes the logits of these tokens, in ascending order, for one hidden row, and stores them in
+    /// [`ScreenState::found`].
+    pub fn logits_of(
+        &self,
+        input: &ScreenInput<'_>,
+        tokens: &[u32],
+        pool: &mut Pool,
+        state: &mut ScreenState,
+    ) {
+        state.clear();
+        state.push_list(tokens.iter().copied());
+        self.compute_found(input, input.xs.len(), pool, state);
+    }
+
     /// Computes the logits of the tokens in [`ScreenState::found`].
     fn compute_found(
         &self,

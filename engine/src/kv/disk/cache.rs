@@ -28,6 +28,8 @@ const REQUESTS_MAX: usize = 4096;
 const STAGED_MAX: u64 = 64 << 20;
 /// Longest wait for that; what is read for an engine that has stopped is not taken.
 const STAGED_WAIT: Duration = Duration::from_secs(1);
+/// Contents that the engines have taken and that later ones are read into: new memory takes longer than reading.
+const SPARE_MAX: usize = 16;
 /// Time of reads from other workers in one fetch.
 const REMOTE_WITHIN: Duration = Duration::from_millis(500);
 /// Time between two looks whether they were taken.
@@ -135,7 +137,25 @@ pub struct BlockTiers {
     waiting_writes: Arc<AtomicU64>,
     /// Changes of what is expected, for which there was no room.
     unsent: Arc<Mutex<VecDeque<Expectation>>>,
+    spare: Arc<Spare>,
     counters: Arc<Counters>,
+}
+
+/// Memory of contents that were taken.
+#[derive(Debug, Default)]
+struct Spare(Mutex<Vec<Vec<u8>>>);
+
+impl Spare {
+    fn take(&self) -> Vec<u8> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give(&self, content: Vec<u8>) {
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_MAX {
+            spare.push(content);
+        }
+    }
 }
 
 impl BlockTiers {
@@ -154,6 +174,7 @@ impl BlockTiers {
         let (requests, inbox) = mpsc::sync_channel(REQUESTS_MAX);
         let counters = Arc::new(Counters::default());
         let waiting_writes = Arc::new(AtomicU64::new(0));
+        let spare = Arc::<Spare>::default();
         let mut worker = Thread {
             host: HostBlocks::new(host_bytes),
             folder,
@@ -164,6 +185,7 @@ impl BlockTiers {
             waiting_writes: Arc::clone(&waiting_writes),
             staged: Arc::default(),
             staged_max,
+            spare: Arc::clone(&spare),
             writes_from: None,
             scan_at: Instant::now() + SCAN_EVERY,
         };
@@ -172,7 +194,7 @@ impl BlockTiers {
             worker.run(&inbox);
         });
         started.map_err(|source| FolderError { path, source })?;
-        Ok(Self { requests, waiting_writes, unsent: Arc::default(), counters })
+        Ok(Self { requests, waiting_writes, unsent: Arc::default(), spare, counters })
     }
 
     /// Returns what the cache has and did.
@@ -183,6 +205,11 @@ impl BlockTiers {
     /// Starts to read blocks. Returns false if too many requests wait: then there is no answer.
     pub(crate) fn fetch(&self, fetch: Fetch) -> bool {
         self.requests.try_send(Request::Fetch(fetch)).is_ok()
+    }
+
+    /// Takes back the memory of a content that was read.
+    pub(crate) fn reuse(&self, content: Vec<u8>) {
+        self.spare.give(content);
     }
 
     /// Returns whether a block may be written now.
@@ -227,6 +254,7 @@ struct Thread {
     /// Bytes of blocks that were read and not taken yet.
     staged: Arc<AtomicU64>,
     staged_max: u64,
+    spare: Arc<Spare>,
     /// End of a pause after a failed write.
     writes_from: Option<Instant>,
     scan_at: Instant,
@@ -272,7 +300,8 @@ impl Thread {
             self.counters.host_hits.fetch_add(1, Ordering::Relaxed);
             return Some(content);
         }
-        let content = self.folder.as_mut().and_then(|folder| folder.load(hash, depth));
+        let of_folder = self.folder.as_mut();
+        let content = of_folder.and_then(|folder| folder.load_into(hash, depth, self.spare.take()));
         let content = content.or_else(|| self.load_remote(hash, depth))?;
         self.host.insert(*hash, &content, self.expected.contains_key(hash));
         Some(content)

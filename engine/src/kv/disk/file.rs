@@ -38,17 +38,18 @@ fn checksum(covered: &[u8], content: &[u8]) -> [u8; 32] {
     *blake3::Hasher::new().update(covered).update(content).finalize().as_bytes()
 }
 
-/// Reads the head, as far as the file has one, and the content.
+/// Reads the head, as far as the file has one, and the content, into the memory of an earlier one.
 ///
 /// # Errors
 /// If the file cannot be read.
-pub(super) fn read(path: &Path) -> io::Result<(Vec<u8>, Vec<u8>)> {
+pub(super) fn read(path: &Path, mut content: Vec<u8>) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len();
     let mut head = Vec::with_capacity(HEAD_BYTES);
     (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head)?;
     // One byte more, so that the end is noticed without a larger buffer.
-    let mut content = Vec::with_capacity((bytes as usize).saturating_sub(HEAD_BYTES) + 1);
+    content.clear();
+    content.reserve((bytes as usize).saturating_sub(HEAD_BYTES) + 1);
     file.read_to_end(&mut content)?;
     Ok((head, content))
 }

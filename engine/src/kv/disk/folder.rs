@@ -158,8 +158,18 @@ impl BlockFolder {
     /// Reads a block with this many blocks before it in its chain. `None` unless every byte is as it was written; a
     /// damaged file is deleted.
     pub fn load(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
+        self.load_into(hash, depth, Vec::new())
+    }
+
+    /// Reads a block as [`load`](Self::load) does, into the memory of an earlier content.
+    pub(super) fn load_into(
+        &mut self,
+        hash: &BlockHash,
+        depth: usize,
+        memory: Vec<u8>,
+    ) -> Option<Vec<u8>> {
         let path = self.path_of(hash);
-        let Ok((head, content)) = file::read(&path) else {
+        let Ok((head, content)) = file::read(&path, memory) else {
             self.forget(hash);
             return None;
         };

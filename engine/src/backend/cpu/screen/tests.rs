@@ -67,6 +67,30 @@ fn found(
     (whole, lists, further)
 }
 
+#[test]
+fn logits_of_given_tokens_are_those_of_the_whole_head() {
+    let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
+    let x: Vec<f32> = (0..WIDTH).map(|i| wave(i + 77)).collect();
+    let spread: Vec<u32> = (0..VOCAB as u32).step_by(97).collect();
+    let close: Vec<u32> = (60..90).collect();
+    for isa in isas() {
+        let kernels = FloatKernels::of(isa).expect("the ISA is available");
+        let head = head(&weights, HeadMode::Exact);
+        let mut whole = vec![0.0; VOCAB];
+        head.logits(kernels, 0, VOCAB, &x, &mut Vec::new(), &mut whole);
+        let rankings = &[Ranking::largest(1)];
+        let input = ScreenInput { head: &head, kernels, isa, xs: &x, rankings };
+        let screen = head.screen().expect("the vocabulary is large enough");
+        let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
+        for tokens in [&spread, &close] {
+            screen.logits_of(&input, tokens, &mut pool, &mut state);
+            let expected = tokens.iter().map(|&id| TokenLogit { id, logit: whole[id as usize] });
+            let found: Vec<TokenLogit> = state.found().flatten().copied().collect();
+            assert_eq!(found, expected.collect::<Vec<_>>(), "{isa}");
+        }
+    }
+}
+
 /// Checks every row for the largest logits; returns the number of computed logits.
 fn check(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> usize {
     check_rankings(isa, weights, xs, &vec![Ranking::largest(count); xs.len() / WIDTH])
