@@ -6,6 +6,10 @@
 //! first runs the tasks of its own range and then the remaining tasks of other ranges, so that a delayed
 //! thread runs fewer tasks. A task's result does not depend on the thread that runs it.
 //!
+//! A worker enters a region as long as it is open. The caller closes it once no tasks are left, and then waits only for
+//! workers that have entered: one that the system has taken off its core does not delay a region whose tasks others
+//! have run.
+//!
 //! `xtask/loom` tests this file with loom.
 
 use std::{
@@ -28,20 +32,44 @@ struct NextTask(AtomicUsize);
 
 #[derive(Default)]
 struct Shared {
-    /// Number of the newest region. Workers wait for it to change.
+    /// The newest region: see [`Region`]. Workers wait for its number to change.
     region: AtomicU64,
     /// The running region's task: a `*const Task` into the caller's stack frame.
     task: AtomicPtr<Task<'static>>,
     task_count: AtomicUsize,
     /// One range of tasks for each thread, the caller's first.
     ranges: Vec<NextTask>,
-    /// Workers that have not finished the region.
-    busy: AtomicUsize,
     /// Whether a task of the region panicked in a worker.
     panicked: AtomicBool,
     stop: AtomicBool,
     sleepers: Mutex<usize>,
     wake: Condvar,
+}
+
+/// The state of a region in one word: its number in the high half, then whether it is open, then the workers in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Region(u64);
+
+impl Region {
+    const OPEN: u64 = 1 << 31;
+    const WORKERS: u64 = Self::OPEN - 1;
+
+    /// Returns the next region, open and without workers.
+    fn next(self) -> Self {
+        Self((u64::from(self.number().wrapping_add(1)) << 32) | Self::OPEN)
+    }
+
+    fn number(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn is_open(self) -> bool {
+        self.0 & Self::OPEN != 0
+    }
+
+    fn workers(self) -> u64 {
+        self.0 & Self::WORKERS
+    }
 }
 
 /// A fixed set of threads, the caller's included.
@@ -102,19 +130,21 @@ impl Pool {
         for (thread, next) in shared.ranges.iter().enumerate() {
             next.0.store(shared.range(thread, count).start, Ordering::Relaxed);
         }
-        shared.busy.store(self.workers.len(), Ordering::Relaxed);
         {
             // The lock orders this with a worker that is about to sleep, so that no wake-up is lost.
             let sleepers = shared.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.region.fetch_add(1, Ordering::Release);
+            // Only this thread changes a region without workers that is closed.
+            let last = Region(shared.region.load(Ordering::Relaxed));
+            shared.region.store(last.next().0, Ordering::Release);
             if *sleepers > 0 {
                 shared.wake.notify_all();
             }
         }
         let mine = catch_unwind(AssertUnwindSafe(|| run_tasks(shared, 0)));
-        // `task` is in this stack frame: do not return before every worker has finished with it.
+        // `task` is in this stack frame: do not return before every worker in the region has finished with it.
+        shared.region.fetch_and(!Region::OPEN, Ordering::Relaxed);
         let mut spins = 0;
-        while shared.busy.load(Ordering::Acquire) > 0 {
+        while Region(shared.region.load(Ordering::Acquire)).workers() > 0 {
             spins += 1;
             if spins < SPINS { spin_loop() } else { yield_now() }
         }
@@ -130,7 +160,8 @@ impl Drop for Pool {
         {
             let _sleepers = self.shared.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
             self.shared.stop.store(true, Ordering::Relaxed);
-            self.shared.region.fetch_add(1, Ordering::Release);
+            let last = Region(self.shared.region.load(Ordering::Relaxed));
+            self.shared.region.store(last.next().0, Ordering::Release);
             self.shared.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
@@ -161,7 +192,7 @@ fn run_tasks(shared: &Shared, thread: usize) {
                 break;
             }
             // SAFETY: `run` stored a pointer into its own frame before it opened the region, and returns
-            // only when `busy` is zero, which this thread decrements after this call.
+            // only when no worker is in it, which this thread leaves after this call.
             let task = unsafe { *task };
             task(index);
         }
@@ -170,24 +201,48 @@ fn run_tasks(shared: &Shared, thread: usize) {
 
 /// Runs the main loop of a worker.
 fn work(shared: &Shared, thread: usize) {
-    let mut seen = 0;
+    let mut seen = Region(0);
     loop {
         seen = wait_for_region(shared, seen);
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
+        if !enter(shared, seen) {
+            continue;
+        }
         if catch_unwind(AssertUnwindSafe(|| run_tasks(shared, thread))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
         }
-        shared.busy.fetch_sub(1, Ordering::Release);
+        shared.region.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Spins, then sleeps, until the number of the region differs from `seen`; returns the number.
-fn wait_for_region(shared: &Shared, seen: u64) -> u64 {
+/// Enters a region; false if it is not open any more.
+fn enter(shared: &Shared, region: Region) -> bool {
+    let mut state = region;
+    while state.number() == region.number() && state.is_open() {
+        let entered = shared.region.compare_exchange_weak(
+            state.0,
+            state.0 + 1,
+            Ordering::Acquire,
+            Ordering::Acquire,
+        );
+        match entered {
+            Ok(_) => return true,
+            Err(now) => state = Region(now),
+        }
+    }
+    false
+}
+
+/// Spins, then sleeps, until the number of the region differs from that of `seen`; returns the state of the region.
+fn wait_for_region(shared: &Shared, seen: Region) -> Region {
+    let newer = || {
+        let region = Region(shared.region.load(Ordering::Acquire));
+        (region.number() != seen.number()).then_some(region)
+    };
     for _ in 0..SPINS {
-        let region = shared.region.load(Ordering::Acquire);
-        if region != seen {
+        if let Some(region) = newer() {
             return region;
         }
         spin_loop();
@@ -195,8 +250,7 @@ fn wait_for_region(shared: &Shared, seen: u64) -> u64 {
     let mut sleepers = shared.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
     *sleepers += 1;
     let region = loop {
-        let region = shared.region.load(Ordering::Acquire);
-        if region != seen {
+        if let Some(region) = newer() {
             break region;
         }
         sleepers = shared.wake.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
