@@ -109,7 +109,8 @@ async fn caller(
     };
     let secret = secret.hash();
     app.gate.admit_secret(&secret, peer)?;
-    let Some(key) = app.store.key(&secret).await? else {
+    let read = async || Ok(app.store.key(&secret).await?);
+    let Some(key) = app.key_reads.key(&secret, read).await? else {
         app.gate.forget(&secret);
         return Err(ApiError::unauthorized());
     };

@@ -13,8 +13,8 @@ use tritmill_queue::{
 
 use crate::{
     ApiError, CallerLimits, Secret, changes::Changes, gate::Gate, health::Readiness,
-    job_waiter::JobWaiter, metrics::Metrics, models::Models, new_key, refusals::Limit,
-    throttle::Throttle,
+    job_waiter::JobWaiter, key_reads::KeyReads, metrics::Metrics, models::Models, new_key,
+    refusals::Limit, throttle::Throttle,
 };
 
 /// Dashboard pages that may update live at once.
@@ -77,6 +77,7 @@ pub struct State {
     /// Login attempts to the dashboard.
     pub(crate) logins: Throttle<IpAddr>,
     pub(crate) gate: Gate,
+    pub(crate) key_reads: KeyReads,
     pub(crate) readiness: Readiness,
     /// Wakes the batch driver.
     pub(crate) batch_changed: Notify,
@@ -112,6 +113,7 @@ impl App {
             live_pages: Arc::new(Semaphore::new(LIVE_PAGES_MAX)),
             logins: Throttle::new(LOGINS, LOGIN_REFILL),
             gate: Gate::new(limits.callers, metrics.http.clone()),
+            key_reads: KeyReads::default(),
             readiness: Readiness::default(),
             batch_changed: Notify::new(),
             webhook_due: Notify::new(),

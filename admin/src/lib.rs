@@ -22,6 +22,7 @@ mod file_writer;
 mod gate;
 mod health;
 mod job_waiter;
+mod key_reads;
 mod metrics;
 mod models;
 mod openai;

@@ -59,7 +59,7 @@ pub use error::StoreError;
 pub use files::{FileId, Files, Page};
 pub use history::QueueHistory;
 pub use job_queries::{JobFilter, JobQueries};
-pub use keys::{ApiKey, KeyRole, Keys};
+pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
 pub use maintenance::{Maintained, Maintenance};
 pub use postgres::{
     Conflict, MembershipError, PoolState, PostgresOptions, PostgresStore, RETENTION_DEFAULT,
