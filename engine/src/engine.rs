@@ -214,7 +214,7 @@ impl Engine {
     /// a step with few rows takes about as long as one with more. `None` to start it, and always if a sequence is running
     /// or a request of the highest priority waits.
     pub fn wait_for_more(&self, waited: Duration) -> Option<Duration> {
-        let rows = self.scheduler.rows_of_first_step()?;
+        let rows = self.scheduler.rows_of_first_step(self.config.rows.least)?;
         self.config.rows.wait(rows, waited, self.config.wait_limit)
     }
 

@@ -62,9 +62,10 @@ impl Engine {
         report: &mut StepReport,
     ) -> bool {
         let position = planned.end - planned.drafts + draft;
+        let raises = self.list_raised(planned.id, position);
         let drawn = match logits.position(index) {
             PositionLogits::All(all) => self.draw_all_choices(planned, position, all, report),
-            PositionLogits::Largest(some) if !self.raises(planned.id, position) => {
+            PositionLogits::Largest(some) if !raises => {
                 self.draw_all_choices(planned, position, some, report)
             }
             PositionLogits::Largest(some) => {
@@ -95,7 +96,7 @@ impl Engine {
     }
 
     /// Lists the tokens of the next draw that may get a larger logit than the model's; false if there are none.
-    fn raises(&mut self, id: SequenceId, position: usize) -> bool {
+    fn list_raised(&mut self, id: SequenceId, position: usize) -> bool {
         self.raised.clear();
         if let Some(active) = self.active.get(&RequestId(id.request)) {
             let context = active.context(id.choice, position);
@@ -137,7 +138,7 @@ impl Engine {
                 Some(above) => self.backend.tokens_above(kept, above, &mut further),
             };
             let found = match found {
-                Ok(Some(rest)) if self.raises(id, position) => {
+                Ok(Some(rest)) if self.list_raised(id, position) => {
                     self.add_raised(kept, &mut further).map(|()| Some(rest))
                 }
                 found => found,

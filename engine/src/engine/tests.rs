@@ -267,6 +267,29 @@ fn steps_are_limited_while_the_highest_priority_decodes() {
 }
 
 #[test]
+fn idle_engine_waits_for_rows_unless_a_caller_of_the_highest_priority_does() {
+    let limit = config().wait_limit;
+    let waits = |requests: &[(Priority, usize)]| {
+        let mut harness = Harness::new(config(), 40);
+        for (kind, (priority, length)) in (0..).zip(requests) {
+            harness.submit(&Request { priority: *priority, ..request(kind, *length, 5) });
+        }
+        harness.engine.wait_for_more(Duration::ZERO)
+    };
+    assert_eq!(waits(&[]), None, "nothing to compute");
+    assert_eq!(waits(&[(Priority::Normal, 10)]), Some(limit));
+    assert_eq!(waits(&[(Priority::Normal, 10), (Priority::Low, 10)]), Some(limit));
+    assert_eq!(waits(&[(Priority::Normal, 10), (Priority::Low, 22)]), None, "enough rows");
+    assert_eq!(waits(&[(Priority::Normal, 10), (Priority::High, 10)]), None);
+    let mut harness = Harness::new(config(), 40);
+    harness.submit(&request(0, 10, 5));
+    assert_eq!(harness.engine.wait_for_more(limit), None, "it has waited");
+    harness.step();
+    harness.submit(&request(1, 10, 5));
+    assert_eq!(harness.engine.wait_for_more(Duration::ZERO), None, "a sequence is running");
+}
+
+#[test]
 fn newest_of_the_lowest_priority_is_preempted() {
     let config = EngineConfig { prefix_cache: false, ..config() };
     let mut harness = Harness::new(config, 8);

@@ -1,6 +1,8 @@
 //! The sampler against the reference implementation's distributions, and against definitions that
 //! sort the whole vocabulary.
 
+mod raised;
+
 use std::{collections::BTreeMap, path::Path};
 
 use proptest::prelude::*;
@@ -12,6 +14,7 @@ use super::{
     filters::{Candidate, candidates},
     *,
 };
+use raised::with_raised;
 
 const NO_COUNTS: fn() -> TokenCounts = TokenCounts::default;
 
@@ -196,42 +199,6 @@ fn a_million_draws_have_the_distribution_of_the_softmax() {
         // 39 degrees of freedom: 80.1 is exceeded with probability 1e-4, 11.7 undercut with 1e-6.
         assert!((11.7..80.1).contains(&statistic), "{statistic} at {temperature}");
     }
-}
-
-/// Adds the tokens that parameters may raise to those that were found.
-fn with_raised(
-    mut some: Vec<TokenLogit>,
-    logits: &[f32],
-    params: &SamplingParams,
-    context: Context<'_>,
-) -> Vec<TokenLogit> {
-    let mut raised = Vec::new();
-    raised_tokens(params, context, &mut raised);
-    assert!(raised.is_sorted());
-    raised.retain(|token| {
-        (*token as usize) < logits.len() && some.iter().all(|found| found.id != *token)
-    });
-    some.extend(raised.iter().map(|&id| TokenLogit { id, logit: logits[id as usize] }));
-    some.sort_unstable_by_key(|found| found.id);
-    some
-}
-
-#[test]
-fn only_raised_tokens_are_listed() {
-    let of = |params: SamplingParams| {
-        let mut counts = TokenCounts::new(&params, &[9, 4]);
-        counts.add(2);
-        let context = Context { counts: &counts, masked: &[], choice: 0, position: 3, known: None };
-        let mut raised = vec![77];
-        raised_tokens(&params, context, &mut raised);
-        raised
-    };
-    let bias = |logit_bias| SamplingParams { logit_bias, ..Default::default() };
-    assert_eq!(of(bias(BTreeMap::from([(8, 0.5), (3, -1.0), (1, 0.0)]))), [8]);
-    assert_eq!(of(SamplingParams { presence_penalty: 0.5, ..Default::default() }), [0u32; 0]);
-    assert_eq!(of(SamplingParams { frequency_penalty: -0.5, ..Default::default() }), [2]);
-    let params = SamplingParams { repetition_penalty: 0.5, ..bias(BTreeMap::from([(4, 1.0)])) };
-    assert_eq!(of(params), [2, 4, 9]);
 }
 
 /// Draws from some logits, looking further as long as they do not decide.

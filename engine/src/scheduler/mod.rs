@@ -174,12 +174,21 @@ impl Scheduler {
         self.pending.len()
     }
 
-    /// Returns the number of tokens of all pending sequences, while none is running and none of them is of the highest
-    /// priority.
-    pub fn rows_of_first_step(&self) -> Option<usize> {
+    /// Returns the number of tokens of the pending sequences, or a number from `enough` on if they have so many; `None`
+    /// while one is running or one of them is of the highest priority.
+    pub fn rows_of_first_step(&self, enough: usize) -> Option<usize> {
         let is_high = self.pending.first().is_some_and(|id| id.priority == Priority::High);
-        let tokens = self.pending.iter().map(|id| self.tokens(*id).len());
-        (self.running.is_empty() && !is_high).then(|| tokens.sum())
+        if is_high || !self.running.is_empty() {
+            return None;
+        }
+        let mut rows = 0;
+        for id in &self.pending {
+            rows += self.tokens(*id).len();
+            if rows >= enough {
+                break;
+            }
+        }
+        Some(rows)
     }
 
     /// Waits until no other engine changes the KV blocks of the storage, and returns them with their holders.
