@@ -22,6 +22,10 @@ use tritmill_servers::{RedisCluster, SlotMove};
 const META: &str = "tm:{tiny:i2_s}:meta";
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Between two calls of a producer, and of a consumer. A producer enqueues 7 jobs for each 5 that a consumer
+/// pulls, so that the queue is never empty while its slot moves.
+const CALL_PAUSE: Duration = Duration::from_millis(3);
+
 fn queue() -> QueueName {
     QueueName { model: "tiny".into(), format: "i2_s".into() }
 }
@@ -66,7 +70,7 @@ async fn produce(dispatcher: RedisDispatcher, stop: Arc<AtomicBool>) -> Vec<JobI
         };
         assert_eq!(added, fed.len());
         ids.extend(fed.iter().map(|entry| entry.id));
-        tokio::time::sleep(Duration::from_millis(3)).await;
+        tokio::time::sleep(CALL_PAUSE).await;
     }
     ids
 }
@@ -111,6 +115,9 @@ async fn consume(
         assert_eq!(count, done.len());
         for delivery in done {
             *acknowledged.entry(delivery.id).or_default() += 1;
+        }
+        if !is_last {
+            tokio::time::sleep(CALL_PAUSE).await;
         }
     }
 }
@@ -184,7 +191,7 @@ async fn submit(store: RedisStore, stop: Arc<AtomicBool>) -> usize {
         let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
         until_ok!(store.accept(&jobs));
         count += jobs.len();
-        tokio::time::sleep(Duration::from_millis(3)).await;
+        tokio::time::sleep(CALL_PAUSE).await;
     }
     count
 }
