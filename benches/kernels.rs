@@ -16,11 +16,14 @@
 
 use std::{
     hint::black_box,
+    marker::PhantomData,
     time::{Duration, Instant},
 };
 
+use bytemuck::Pod;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
+use memmap2::{Advice, MmapMut};
 use tritmill_engine::{
     formats::{Format, PackedMatrix, TILE_ROWS},
     kernels::{
@@ -131,55 +134,70 @@ const CONTEXTS: [usize; 3] = [128, 1000, 4000];
 /// Query heads per KV head, and elements per head.
 const GROUP: usize = 4;
 const HEAD_DIM: usize = 128;
-/// KV heads and layers: at the longest context, the keys and values exceed every cache.
+/// KV heads and layers: at the longest context, 0.6 GB of keys and values in f16 exceed every cache.
 const KV_HEADS: usize = 5;
-const LAYERS: usize = 12;
+const LAYERS: usize = 60;
+
+/// Bytes of a small page.
+const PAGE: usize = 4096;
+/// Elements of a block in one layer: of its keys, and of its values.
+const LAYER_ELEMENTS: usize = KV_HEADS * LANES * HEAD_DIM;
 
 /// Keys and values of one type, and the queries of a KV head at the last position.
 struct Attention<E> {
-    layers: Vec<[Vec<E>; 2]>, // keys, values; each (block, kv_head, 16 * HEAD_DIM)
-    scales: Vec<f32>,         // (block, kv_head, 16)
+    /// As in the engine: all layers of a block together, blocks an odd number of pages apart, huge pages.
+    stored: MmapMut, // (block, keys and values, layer, kv_head, 16 * HEAD_DIM), of E
+    block_stride: usize, // elements
+    scales: Vec<f32>,    // (block, kv_head, 16)
     blocks: Vec<BlockId>,
     queries: Vec<f32>,
     positions: [usize; GROUP],
     scratch: Vec<f32>,
     out: Vec<f32>,
+    element: PhantomData<E>,
 }
 
-impl<E: KvElement> Attention<E> {
+impl<E: KvElement + Pod> Attention<E> {
     fn new(kernels: &FloatKernels, context: usize) -> Self {
         let count = context.div_ceil(LANES);
-        let stored = |seed: usize| {
-            let x = |i: usize| ((i * 31 + seed * 17) % 255) as f32 - 127.0;
-            let x: Vec<f32> = (0..count * KV_HEADS * LANES * HEAD_DIM).map(x).collect();
-            let mut out = vec![E::default(); x.len()];
-            E::narrow(kernels, &x, 1.0, &mut out);
-            out
-        };
+        let block_bytes = 2 * LAYERS * LAYER_ELEMENTS * size_of::<E>();
+        let stride = (block_bytes.div_ceil(PAGE) | 1) * PAGE;
+        let mut stored = MmapMut::map_anon(count * stride).expect("memory for keys and values");
+        #[cfg(target_os = "linux")]
+        stored.advise(Advice::HugePage).expect("advice about memory");
+        let x = |i: usize| ((i * 31) % 255) as f32 - 127.0;
+        let x: Vec<f32> = (0..block_bytes / size_of::<E>()).map(x).collect();
+        let mut block = vec![E::default(); x.len()];
+        E::narrow(kernels, &x, 1.0, &mut block);
+        for to in stored.chunks_exact_mut(stride) {
+            to[..block_bytes].copy_from_slice(bytemuck::cast_slice(&block));
+        }
         // Blocks of a sequence are not contiguous.
         let block = |i: usize| BlockId((i * 7919 % count) as u32);
         Self {
-            layers: (0..LAYERS).map(|layer| [stored(layer), stored(layer + 100)]).collect(),
+            stored,
+            block_stride: stride / size_of::<E>(),
             scales: vec![0.01; count * KV_HEADS * LANES],
             blocks: (0..count).map(block).collect(),
             queries: (0..GROUP * HEAD_DIM).map(|i| (i % 13) as f32 * 0.01).collect(),
             positions: [context - 1; GROUP],
             scratch: Vec::new(),
             out: vec![0.0; GROUP * HEAD_DIM],
+            element: PhantomData,
         }
     }
 
     /// Attention of one token in all layers.
     fn run(&mut self, kernels: &FloatKernels) {
-        for [keys, values] in &self.layers {
+        let stored: &[E] = bytemuck::cast_slice(&self.stored);
+        for layer in 0..LAYERS {
             for kv_head in 0..KV_HEADS {
-                let stride = KV_HEADS * LANES * HEAD_DIM;
                 let offset = kv_head * LANES * HEAD_DIM;
                 let tile = AttentionTile {
-                    keys: keys[..].into(),
-                    values: values[..].into(),
-                    key_block_stride: stride,
-                    value_block_stride: stride,
+                    keys: stored[layer * LAYER_ELEMENTS..].into(),
+                    values: stored[(LAYERS + layer) * LAYER_ELEMENTS..].into(),
+                    key_block_stride: self.block_stride,
+                    value_block_stride: self.block_stride,
                     key_head_offset: offset,
                     value_head_offset: offset,
                     key_scales: self.scales[..].into(),

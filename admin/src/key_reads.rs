@@ -1,19 +1,25 @@
 //! Reads of API keys that concurrent requests share.
 //!
 //! Requests with the same key wait for one read of the store instead of one each. A request never shares a read that has
-//! begun before it: it would not see that the key has been revoked meanwhile.
+//! begun before it: it would not see that the key has been revoked meanwhile. Reads of one key begin at least
+//! [`READ_EVERY`] apart, so that a flood of requests with it is not a flood of reads.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
+use tokio::time::{Instant, sleep_until};
 use tritmill_queue::store::{ApiKey, KeyHash};
 
 use crate::ApiError;
 
 /// Slots for keys by their hash; the reads of one slot follow one another. A power of two.
 const SLOTS: usize = 64;
+/// Time from the beginning of a read to that of the next with the same key. A caller that waits for each answer
+/// before its next request does not notice it.
+const READ_EVERY: Duration = Duration::from_millis(5);
 
 type Answer = Result<Option<ApiKey>, ApiError>;
 /// The answer of a read that has not begun, when it is there.
@@ -30,8 +36,8 @@ impl Default for KeyReads {
 
 #[derive(Default)]
 struct Slot {
-    /// Held during a read.
-    reading: tokio::sync::Mutex<()>,
+    /// Held during a read: the key of the last one, and when it began.
+    reading: tokio::sync::Mutex<Option<(KeyHash, Instant)>>,
     next: Mutex<HashMap<KeyHash, NextRead>>,
 }
 
@@ -76,10 +82,16 @@ impl KeyReads {
         let slot = &self.0[usize::from(hash[0]) % SLOTS];
         let next = Arc::clone(slot.next().entry(*hash).or_default());
         let joined = Joined { slot, hash, read: next };
-        let _reading = slot.reading.lock().await;
+        let mut last = slot.reading.lock().await;
         if let Some(answer) = joined.read.get() {
             return answer.clone();
         }
+        if let Some((key, begun)) = *last
+            && key == *hash
+        {
+            sleep_until(begun + READ_EVERY).await;
+        }
+        *last = Some((*hash, Instant::now()));
         joined.close();
         let answer = read().await;
         // Only the holder of the lock sets it.
@@ -126,6 +138,33 @@ mod tests {
         assert!(first.is_ok() && later.iter().all(Result::is_ok));
         assert_eq!(begun.into_inner(), 2, "the read in progress is not shared");
         assert!(reads.0.iter().all(|slot| slot.next().is_empty()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reads_of_one_key_begin_apart() {
+        let (reads, begun) = (KeyReads::default(), AtomicUsize::new(0));
+        let read = async || {
+            begun.fetch_add(1, Ordering::Relaxed);
+            Ok(None)
+        };
+        let started = Instant::now();
+        let ask = |hash: KeyHash| {
+            let reads = &reads;
+            async move { reads.key(&hash, read).await.map(drop).map_err(drop) }
+        };
+        ask(HASH).await.unwrap();
+        let mut other = HASH;
+        other[31] = 0;
+        ask(other).await.unwrap();
+        ask(HASH).await.unwrap();
+        assert_eq!(started.elapsed(), Duration::ZERO, "different keys follow one another at once");
+        let flood = (0..100).map(|number| async move {
+            tokio::time::sleep(READ_EVERY * number / 10).await;
+            ask(HASH).await.unwrap();
+        });
+        join_all(flood).await;
+        let in_flood = begun.load(Ordering::Relaxed) - 3;
+        assert!((10..=12).contains(&in_flood), "{in_flood} reads in ten times READ_EVERY");
     }
 
     #[tokio::test]
