@@ -83,7 +83,8 @@ pub struct BatchRunArgs {
     /// Run lines again that failed with a server error (status 500)
     #[arg(long)]
     pub retry_failed: bool,
-    /// Print a summary as JSON: {"lines","completed","failed","resumed","tokens","seconds"}
+    /// Print a summary as JSON: {"lines","completed","failed","resumed","tokens","prompt_tokens",
+    /// "cached_tokens","seconds"}
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
