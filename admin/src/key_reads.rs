@@ -2,7 +2,7 @@
 //!
 //! Requests with the same key wait for one read of the store instead of one each. A request never shares a read that has
 //! begun before it: it would not see that the key has been revoked meanwhile. After a read that several requests shared,
-//! the next one with that key begins [`READ_EVERY`] later, so that a flood of requests is not a flood of reads.
+//! the next one with that key begins [`READ_AGAIN_AFTER`] later, so that a flood of requests is not a flood of reads.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,7 @@ use crate::ApiError;
 const SLOTS: usize = 64;
 /// Time from the beginning of a shared read to that of the next with the same key. A caller that waits for each answer
 /// before its next request shares none.
-const READ_EVERY: Duration = Duration::from_millis(5);
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 type Answer = Result<Option<ApiKey>, ApiError>;
 /// The answer of a read that has not begun, when it is there.
@@ -89,7 +89,7 @@ impl KeyReads {
         if let Some((key, begun)) = *last
             && key == *hash
         {
-            sleep_until(begun + READ_EVERY).await;
+            sleep_until(begun + READ_AGAIN_AFTER).await;
         }
         joined.close();
         // Of this request, and of others that wait for the lock.
@@ -156,7 +156,7 @@ mod tests {
         drop(held);
         let (first, second) = both.await;
         assert!(first.is_ok() && second.is_ok() && ask().await.is_ok());
-        assert!(begun.elapsed() >= READ_EVERY);
+        assert!(begun.elapsed() >= READ_AGAIN_AFTER);
     }
 
     #[tokio::test]

@@ -17,8 +17,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use parking_lot::Mutex;
 use reqwest::{Method, header::CONTENT_TYPE};
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::Semaphore,
     task::JoinSet,
@@ -75,24 +74,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What this benchmark reads of an answer.
-#[derive(Deserialize)]
-struct Answer {
-    usage: Option<AnswerUsage>,
-    error: Option<AnswerError>,
-}
-
-#[derive(Deserialize)]
-struct AnswerUsage {
-    completion_tokens: u64,
-}
-
-#[derive(Deserialize)]
-struct AnswerError {
-    code: Option<String>,
-    message: String,
-}
-
 /// What sends requests.
 #[derive(Clone)]
 struct Sender {
@@ -129,23 +110,19 @@ impl Sender {
         let started = Instant::now();
         let answer = self.client.send(request, CAPACITY_WITHIN).await?;
         let status = answer.status().as_u16();
-        let body = answer.bytes().await?;
-        let Answer { usage, error } = serde_json::from_slice(&body)?;
+        let body: Value = serde_json::from_slice(&answer.bytes().await?)?;
         Ok(match status {
             200 => {
-                let tokens = usage.map(|usage| usage.completion_tokens);
+                let tokens = body["usage"]["completion_tokens"].as_u64();
                 ensure!(
                     tokens == Some(self.work.generate as u64),
                     "{tokens:?} tokens in an answer"
                 );
                 End::Answered(started.elapsed())
             }
-            429 => End::Refused(error.and_then(|error| error.code).unwrap_or_else(|| "429".into())),
+            429 => End::Refused(body["error"]["code"].as_str().unwrap_or("429").to_owned()),
             504 => End::Expired,
-            _ => {
-                let why = error.map_or_else(String::new, |error| error.message);
-                End::Failed(format!("status {status}: {why}"))
-            }
+            _ => End::Failed(format!("status {status}: {}", body["error"]["message"])),
         })
     }
 }
