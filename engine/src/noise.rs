@@ -62,6 +62,11 @@ impl Noise {
         Self { keys: philox4x32(counter, [seed as u32, (seed >> 32) as u32]) }
     }
 
+    /// Returns the keys of the hash: two for the first 32 bits of a token, two for the second.
+    pub(crate) fn keys(self) -> [u32; 4] {
+        self.keys
+    }
+
     /// Returns the noise of a token: in −3.6 to 36.8.
     pub fn of_token(self, token: u32) -> f64 {
         let [_, _, a, b] = self.keys;

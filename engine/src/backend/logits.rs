@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::Ranking;
 #[cfg(test)]
-use super::{Above, Ranking, Rest};
+use super::{Above, Rest};
 
 /// A token and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -174,7 +175,6 @@ impl Logits {
     }
 }
 
-#[cfg(test)]
 /// Returns the logits that a ranking asks for, and NaNs, by ascending token.
 pub(crate) fn first(logits: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
     let value = |choice: &TokenLogit| match &ranking.noise {

@@ -40,9 +40,4 @@ impl Ranking {
     pub const fn largest(count: usize) -> Self {
         Self { count, within: 0.0, noise: None, keeps: false }
     }
-
-    /// Returns the number of largest logits, if these are what is asked for.
-    pub fn as_count(&self) -> Option<usize> {
-        (*self == Self::largest(self.count)).then_some(self.count)
-    }
 }

@@ -93,9 +93,12 @@ structs! {
         rows: Address, width: u32, stride: u32, digit_count: u32, eps: f32,
     }
 
-    ScreenArgs = 96 {
+    /// Which tokens a row needs.
+    RowRanking = 32 { count: u32, within: f32, temperature: f32, single: u32, keys: [u32; 4] }
+
+    ScreenArgs = 104 {
         step: Address, head: Address, scales: Address, errors: Address, norms: Address, digits: Address,
-        rows: Address, estimates: Address, lowest: Address, highest: Address,
+        rows: Address, rankings: Address, estimates: Address, lowest: Address, highest: Address,
         vocab: u32, k_blocks: u32, digit_count: u32, unused: u32,
     }
 
@@ -103,13 +106,18 @@ structs! {
     Found = 8 { token: u32, logit: f32 }
 
     SelectArgs = 88 {
-        step: Address, counts: Address, errors: Address, norms: Address, rows: Address, estimates: Address,
+        step: Address, rankings: Address, errors: Address, norms: Address, rows: Address, estimates: Address,
         lowest: Address, highest: Address, found_counts: Address, found: Address, vocab: u32, capacity: u32,
     }
 
     RescoreArgs = 56 {
         step: Address, rows: Address, scales: Address, x: Address, found_counts: Address, found: Address,
         width: u32, capacity: u32,
+    }
+
+    DrawArgs = 48 {
+        step: Address, rankings: Address, found_counts: Address, found: Address, drawn: Address,
+        capacity: u32, unused: u32,
     }
 
     /// Parameters of the kernels that measure the device's highest rates.

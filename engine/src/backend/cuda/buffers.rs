@@ -1,7 +1,7 @@
 //! Addresses of a step's buffers, and the layout of its inputs and outputs.
 
 use super::{
-    args::{AttentionTask, Found, Step},
+    args::{AttentionTask, Found, RowRanking, Step},
     attention::tasks_of_row,
     device::{Address, Properties},
     layout::{TILE_ROWS, k_blocks},
@@ -96,7 +96,7 @@ pub struct Inputs {
     pub tables: Address,    // (rows)
     pub whole: Address,     // (whole)
     pub screened: Address,  // (screened)
-    pub counts: Address,    // (screened)
+    pub rankings: Address,  // (screened)
     pub tasks: Address,     // (tasks)
     pub blocks: Address,    // the rest
     start: Address,
@@ -119,7 +119,7 @@ impl Inputs {
             tables: take(bucket.rows * 4),
             whole: take(bucket.whole * 4),
             screened: take(bucket.screened * 4),
-            counts: take(bucket.screened * 4),
+            rankings: take(bucket.screened * size_of::<RowRanking>()),
             tasks: take(bucket.rows * of_row * size_of::<AttentionTask>()),
             blocks: take(0),
             start,
@@ -136,6 +136,7 @@ impl Inputs {
 #[derive(Debug, Clone, Copy)]
 pub struct Outputs {
     pub found_counts: Address, // (screened)
+    pub drawn: Address,        // (screened)
     pub found: Address,        // (screened, capacity)
     pub logits: Address,       // (whole, vocab)
 }
@@ -194,7 +195,7 @@ impl Buffers {
         let tables = limits.blocks.max(shape.context.div_ceil(16));
         let input_bytes = Inputs::of(0, &largest, shape).blocks as usize + tables * 4;
         let capacity = capacity(shape);
-        let output_bytes = screened * (4 + capacity * 8) + whole * shape.vocab * 4 + 64;
+        let output_bytes = screened * (4 + 8 + capacity * 8) + whole * shape.vocab * 4 + 64;
         let up = if shape.linear_eps.is_some() { rows * shape.intermediate } else { 0 };
         Self {
             inputs: arena.take(input_bytes),
@@ -231,10 +232,18 @@ impl Buffers {
 
     /// Returns the addresses of a pass's outputs.
     pub fn outputs(&self, bucket: &Bucket) -> Outputs {
-        let found = self.outputs + (bucket.screened * 4).next_multiple_of(16) as u64;
-        let bytes = bucket.screened * self.capacity * size_of::<Found>();
-        let logits = found + bytes.next_multiple_of(16) as u64;
-        Outputs { found_counts: self.outputs, found, logits }
+        let mut next = self.outputs;
+        let mut take = |bytes: usize| {
+            let at = next;
+            next += bytes.next_multiple_of(16) as u64;
+            at
+        };
+        Outputs {
+            found_counts: take(bucket.screened * 4),
+            drawn: take(bucket.screened * size_of::<Found>()),
+            found: take(bucket.screened * self.capacity * size_of::<Found>()),
+            logits: take(0),
+        }
     }
 
     /// Returns the number of warps for which the scores fit the memory, at least 4.

@@ -4,8 +4,8 @@
 
 use super::{
     args::{
-        ActivateArgs, DigitsArgs, EmbedArgs, FinalNormArgs, HeadArgs, LINEAR_ADD, LinearArgs,
-        NormLinearArgs, NormQuantizeArgs, RescoreArgs, ScreenArgs,
+        ActivateArgs, DigitsArgs, EmbedArgs, FinalNormArgs, Found, HeadArgs, LINEAR_ADD,
+        LinearArgs, NormLinearArgs, NormQuantizeArgs, RescoreArgs, RowRanking, ScreenArgs,
     },
     device::Launch,
     layout::{K_BLOCK, TILE_ROWS, ternary_bytes},
@@ -137,6 +137,9 @@ fn head(launch: &Launch, load: &Load) -> Cost {
             screened * (args.width as usize * 8 + (args.digit_count * args.stride) as usize + 16)
         }),
         "screen_select" => bytes(screened * shape.groups() * 2 * 4),
+        "draw" => {
+            bytes(screened * size_of::<RowRanking>() + (found + screened) * size_of::<Found>())
+        }
         _ if kernel.starts_with("screen_") => {
             let args = args.get::<ScreenArgs>();
             let (cols, digits) = (args.k_blocks as usize * K_BLOCK, args.digit_count as usize);

@@ -1,4 +1,5 @@
-//! The emulated CUDA driver of `kernels/cuda/emulate`: compiled once, and loaded before the real driver would be.
+//! The emulated CUDA driver of `kernels/cuda/emulate`: compiled once, and loaded before the real driver would be. Also the
+//! program that compares the kernels with their definitions.
 
 use std::{
     ffi::CString,
@@ -11,15 +12,18 @@ use std::{
 
 use super::tests::package;
 
+const SKIPPED: &str = "SKIPPED: this test needs g++ and a processor with AVX2";
+
 /// Returns the folder of the kernels' sources.
 fn sources() -> PathBuf {
     package().join("src/kernels/cuda")
 }
 
-/// Hashes all files that the library is compiled from.
+/// Hashes all files that the emulator is compiled from.
 fn fingerprint() -> String {
     let mut hasher = blake3::Hasher::new();
-    for folder in [sources(), sources().join("emulate")] {
+    let emulator = sources().join("emulate");
+    for folder in [sources(), emulator.join("tests"), emulator] {
         let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
             .expect("the folder of sources exists")
             .map(|entry| entry.expect("the folder is readable").path())
@@ -34,12 +38,17 @@ fn fingerprint() -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-/// Compiles the library beside the test's program, once for all processes. Returns `None` without a compiler.
-fn library() -> Option<PathBuf> {
+/// Runs a script that compiles to a file beside the test's program, once for all processes. Returns `None` without a compiler,
+/// or if the processor lacks the instructions that are compiled for.
+fn compiled(script: &str, prefix: &str, suffix: &str) -> Option<PathBuf> {
+    if !processor_suffices() {
+        return None;
+    }
     let program = std::env::current_exe().expect("a process knows its program");
     let folder = program.parent().expect("a program lies in a folder");
-    let path = folder.join(format!("emulated-libcuda-{}.so", fingerprint()));
-    let lock = File::create(folder.join("emulated-libcuda.lock")).expect("the folder is writable");
+    let path = folder.join(format!("{prefix}-{}{suffix}", fingerprint()));
+    let lock = folder.join(format!("{prefix}.lock"));
+    let lock = File::create(lock).expect("the folder is writable");
     // SAFETY: the descriptor is of an open file, and closing it unlocks.
     let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
     assert_eq!(locked, 0, "the file can be locked");
@@ -51,16 +60,16 @@ fn library() -> Option<PathBuf> {
         }
         let output = path.with_extension("tmp");
         let mut compile = Command::new("sh");
-        compile.arg(sources().join("emulate/build.sh")).arg(&output);
+        compile.arg(sources().join("emulate").join(script)).arg(&output);
         let result = compile.output().expect("a shell exists");
         let message = String::from_utf8_lossy(&result.stderr).into_owned();
-        assert!(result.status.success(), "the emulated driver does not compile: {message}");
+        assert!(result.status.success(), "{script} does not compile: {message}");
         std::fs::rename(&output, &path).expect("the folder is writable");
     }
     Some(path)
 }
 
-/// Returns whether the processor has the instructions that the library is compiled for.
+/// Returns whether the processor has the instructions that the emulator is compiled for.
 fn processor_suffices() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx2")
@@ -75,8 +84,8 @@ fn processor_suffices() -> bool {
 pub fn load() -> bool {
     static LOADED: OnceLock<bool> = OnceLock::new();
     *LOADED.get_or_init(|| {
-        let Some(path) = processor_suffices().then(library).flatten() else {
-            eprintln!("SKIPPED: this test needs g++ and a processor with AVX2");
+        let Some(path) = compiled("build.sh", "emulated-libcuda", ".so") else {
+            eprintln!("{SKIPPED}");
             return false;
         };
         let path = CString::new(path.as_os_str().as_bytes()).expect("paths have no zeros");
@@ -85,4 +94,16 @@ pub fn load() -> bool {
         assert!(!handle.is_null(), "the emulated driver does not load");
         true
     })
+}
+
+#[test]
+fn kernels_equal_their_definitions() {
+    let Some(program) = compiled("build_tests.sh", "emulated-kernels", "") else {
+        eprintln!("{SKIPPED}");
+        return;
+    };
+    let result = Command::new(program).output().expect("the program was just compiled");
+    let printed = String::from_utf8_lossy(&result.stdout);
+    assert!(result.status.success(), "{printed}");
+    assert!(printed.lines().count() >= 8, "every test ran: {printed}");
 }

@@ -1,7 +1,7 @@
-//! The launches of the head: all logits of some rows, some of the largest of others.
+//! The launches of the head: all logits of some rows, those of the first tokens in a ranking of others.
 
 use super::{
-    args::{DigitsArgs, FinalNormArgs, HeadArgs, RescoreArgs, ScreenArgs, SelectArgs},
+    args::{DigitsArgs, DrawArgs, FinalNormArgs, HeadArgs, RescoreArgs, ScreenArgs, SelectArgs},
     buffers::{Outputs, capacity, screen_blocks},
     device::{Args, Launch},
     forward::{Pass, grid},
@@ -99,7 +99,7 @@ impl Pass<'_> {
         };
         let select = SelectArgs {
             step,
-            counts: inputs.counts,
+            rankings: inputs.rankings,
             errors: screen.errors,
             norms: screen.norms,
             rows: buffers.digit_rows,
@@ -121,6 +121,15 @@ impl Pass<'_> {
             width: shape.hidden as u32,
             capacity,
         };
+        let draw = DrawArgs {
+            step,
+            rankings: inputs.rankings,
+            found_counts: outputs.found_counts,
+            found: outputs.found,
+            drawn: outputs.drawn,
+            capacity,
+            unused: 0,
+        };
         let per_row = |kernel, threads, shared_bytes, args| {
             let grid = grid(rows, 1, 1);
             Launch { kernel, grid, threads, shared_bytes, args }
@@ -137,6 +146,7 @@ impl Pass<'_> {
             shared_bytes: 0,
             args: Args::of(&rescore),
         });
+        out.push(per_row("draw", 32, 0, Args::of(&draw)));
     }
 
     fn estimates(&self, screen: &ScreenRows) -> Launch {
@@ -150,6 +160,7 @@ impl Pass<'_> {
             norms: screen.norms,
             digits: buffers.digits,
             rows: buffers.digit_rows,
+            rankings: self.inputs.rankings,
             estimates: buffers.estimates,
             lowest: buffers.lowest,
             highest: buffers.highest,

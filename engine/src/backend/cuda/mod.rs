@@ -18,6 +18,7 @@ mod driver;
 mod emulated;
 mod error;
 mod forward;
+mod found;
 mod head;
 mod layout;
 mod memory;

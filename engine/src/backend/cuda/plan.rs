@@ -3,13 +3,16 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    args::{AttentionTask, Step},
+    args::{AttentionTask, RowRanking, Step},
     attention::tasks_of_row,
     buffers::{AttentionMode, Bucket, Buffers, Inputs, Limits, bucket_of},
     device::Address,
     shape::Shape,
 };
-use crate::{backend::Chunk, kv::BLOCK_TOKENS};
+use crate::{
+    backend::{Chunk, Ranking},
+    kv::BLOCK_TOKENS,
+};
 
 /// Some consecutive rows of one chunk.
 #[derive(Debug, Clone)]
@@ -56,24 +59,46 @@ pub fn cut(chunks: &[Chunk<'_>], limits: &Limits) -> Vec<Vec<Piece>> {
     parts
 }
 
-/// A row that needs its largest logits.
+/// A row that needs the logits of the first tokens in a ranking.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     /// Row within the part.
     pub row: usize,
-    /// Number of logits.
-    pub count: usize,
+    /// The ranking.
+    pub ranking: Ranking,
 }
 
-/// Rows of a part that need all logits, and rows that need the largest.
+impl Wanted {
+    /// Returns whether the first token is enough.
+    pub fn is_single(&self) -> bool {
+        self.ranking.count <= 1 && self.ranking.within == 0.0
+    }
+
+    fn for_device(&self) -> RowRanking {
+        let Ranking { count, within, noise, .. } = self.ranking;
+        RowRanking {
+            count: count.max(1) as u32,
+            within,
+            temperature: noise.map_or(0.0, |noise| noise.temperature),
+            single: self.is_single().into(),
+            keys: noise.map_or([0; 4], |noise| noise.noise.keys()),
+        }
+    }
+}
+
+/// Rows of a part that need all logits, and rows that need some.
 #[derive(Debug, Default)]
 pub struct AllWanted {
     pub whole: Vec<usize>,
     pub screened: Vec<Wanted>,
 }
 
-/// Finds the rows of a part that need logits. `screens` returns whether the screen finds that many largest logits.
-pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> bool) -> AllWanted {
+/// Finds the rows of a part that need logits. `screens` returns whether the screen finds the first tokens of a ranking.
+pub fn wanted(
+    part: &[Piece],
+    chunks: &[Chunk<'_>],
+    screens: impl Fn(&Ranking) -> bool,
+) -> AllWanted {
     let mut all = AllWanted::default();
     let mut first = 0;
     for piece in part {
@@ -82,8 +107,8 @@ pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> b
         let wanted = chunk.logits.wanted(0..chunk.tokens.len());
         for (row, ranking) in wanted.filter(|(row, _)| here.contains(row)) {
             let row = row - piece.start + first;
-            match ranking.and_then(|ranking| ranking.as_count()).filter(|count| screens(*count)) {
-                Some(count) => all.screened.push(Wanted { row, count: count.max(1) }),
+            match ranking.filter(&screens) {
+                Some(ranking) => all.screened.push(Wanted { row, ranking }),
                 None => all.whole.push(row),
             }
         }
@@ -174,7 +199,7 @@ impl Image {
         put(bytes, inputs, inputs.step, 0, [step]);
         put(bytes, inputs, inputs.whole, 0, whole.iter().map(|row| *row as u32));
         put(bytes, inputs, inputs.screened, 0, screened.iter().map(|wanted| wanted.row as u32));
-        put(bytes, inputs, inputs.counts, 0, screened.iter().map(|wanted| wanted.count as u32));
+        put(bytes, inputs, inputs.rankings, 0, screened.iter().map(Wanted::for_device));
         put(bytes, inputs, inputs.tasks, 0, tasks.iter().copied());
         bytes.extend_from_slice(bytemuck::cast_slice(blocks));
     }

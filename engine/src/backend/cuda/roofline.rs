@@ -163,14 +163,11 @@ fn step(
 
 /// Returns the sizes of the step that just ran.
 fn load(backend: &CudaBackend, chunks: &[Chunk<'_>], logits: &mut Logits) -> Load {
-    let (mut whole, mut screened, mut found) = (0, 0, 0);
+    let (mut whole, mut screened) = (0, 0);
     for position in 0..logits.len() {
         match logits.position(position) {
             PositionLogits::All(_) => whole += 1,
-            PositionLogits::Largest(some) => {
-                screened += 1;
-                found += some.len();
-            }
+            PositionLogits::Largest(_) => screened += 1,
         }
     }
     let rows = chunks.iter().flat_map(|c| c.position..c.position + c.tokens.len());
@@ -181,6 +178,6 @@ fn load(backend: &CudaBackend, chunks: &[Chunk<'_>], logits: &mut Logits) -> Loa
         screened,
         positions: chunks.iter().map(|chunk| chunk.position + chunk.tokens.len()).sum(),
         seen: rows.map(|position| position + 1).sum(),
-        found,
+        found: backend.state.candidates,
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use super::{
-    args::Found,
     buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity},
     device::{Address, Device, DeviceError, Launch, Part, Recording},
     forward::Pass,
+    found::{Downloaded, Lists},
     plan::{self, AllWanted, Image, Piece, Wanted},
     shape::Shape,
     tuning::Tuning,
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Backend, Chunk, Logits, StepError, TokenLogit, cpu::screen::SCREEN_SHARE, positions,
+        Backend, Chunk, Logits, Ranking, StepError, cpu::screen::SCREEN_SHARE, logits, positions,
     },
     config::ModelConfig,
     kv::BlockId,
@@ -45,15 +45,14 @@ pub struct CudaBackend {
 pub(super) struct State {
     recordings: HashMap<Bucket, Recording>,
     image: Image,
-    found: Vec<u8>,
+    found: Downloaded,
+    /// Candidates of the last step's screened rows.
+    pub(super) candidates: usize,
     /// Scratch of the check of a step.
     written: Vec<u64>,
     /// Whether one digit has ever left too many candidates; later steps then use two.
     pub(super) coarse: bool,
 }
-
-/// Largest logits of each position.
-type Lists = Vec<Vec<TokenLogit>>;
 
 /// A part of a step, and its attention kernels.
 struct Work<'a> {
@@ -73,10 +72,12 @@ struct OfPass<'a> {
 }
 
 impl CudaBackend {
-    /// Returns whether the screen is used for a count of largest logits.
-    fn screens(&self, count: usize) -> bool {
+    /// Returns whether the screen finds the first tokens of a ranking. It keeps nothing for further looks.
+    fn screens(&self, ranking: &Ranking) -> bool {
+        let count = ranking.count;
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.head.screen.is_some()
+            && !ranking.keeps
             && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
             && count <= room
     }
@@ -84,16 +85,15 @@ impl CudaBackend {
     fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), DeviceError> {
         let parts = plan::cut(chunks, &self.limits);
         logits.clear(self.shape.vocab);
+        self.state.candidates = 0;
         logits.lay_out(chunks.iter().flat_map(|chunk| {
-            chunk.logits.wanted(0..chunk.tokens.len()).map(|(_, ranking)| {
-                let count = ranking.and_then(|ranking| ranking.as_count());
-                count.is_none_or(|count| !self.screens(count))
-            })
+            let wanted = chunk.logits.wanted(0..chunk.tokens.len());
+            wanted.map(|(_, ranking)| ranking.is_none_or(|ranking| !self.screens(&ranking)))
         }));
         let mut lists = Lists::new();
         let mut all = logits.all_mut();
         for part in &parts {
-            let wanted = plan::wanted(part, chunks, |count| self.screens(count));
+            let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
             let (attention, reach) = self.attention(part, chunks);
             let work = Work { part, chunks, attention, reach };
             let (here, rest) = all.split_at_mut(wanted.whole.len() * self.shape.vocab);
@@ -138,12 +138,25 @@ impl CudaBackend {
             self.pass(work, rows, here, lists, &mut overflowed)?;
             (all, first) = (rest, false);
         }
-        let mut logits = Vec::new();
-        for (list, wanted) in overflowed {
-            logits.resize(self.shape.vocab, 0.0);
-            let rows = OfPass { whole: &[wanted.row], screened: &[], first: false };
-            self.pass(work, rows, &mut logits, &mut Lists::new(), &mut Vec::new())?;
-            lists[list] = largest_of(&logits, wanted.count);
+        self.list_overflowed(work, &overflowed, lists)
+    }
+
+    /// Computes all logits of rows that the screen did not decide, many rows in a pass, and lists the first tokens.
+    fn list_overflowed(
+        &mut self,
+        work: &Work<'_>,
+        overflowed: &[(usize, Wanted)],
+        lists: &mut Lists,
+    ) -> Result<(), DeviceError> {
+        let vocab = self.shape.vocab;
+        for some in overflowed.chunks(self.limits.whole) {
+            let whole: Vec<usize> = some.iter().map(|(_, wanted)| wanted.row).collect();
+            let rows = OfPass { whole: &whole, screened: &[], first: false };
+            let mut all = vec![0.0; whole.len() * vocab];
+            self.pass(work, rows, &mut all, &mut Lists::new(), &mut Vec::new())?;
+            for ((list, wanted), logits) in some.iter().zip(all.chunks_exact(vocab)) {
+                lists[*list] = logits::first(logits, &wanted.ranking);
+            }
         }
         Ok(())
     }
@@ -167,16 +180,16 @@ impl CudaBackend {
         self.device.write(inputs.step, image.bytes())?;
         self.launch(&bucket, &outputs, rows.first)?;
         self.download(&outputs, rows, all)?;
-        let of_rows = self.lists(&bucket, rows.screened.len());
         let mut total = 0;
-        for (found, wanted) in of_rows.into_iter().zip(rows.screened) {
-            total += found.len();
-            if found.is_empty() {
+        for (place, wanted) in rows.screened.iter().enumerate() {
+            let count = self.state.found.count(place);
+            total += count.min(self.shape.vocab);
+            if count > capacity(&self.shape) {
                 overflowed.push((lists.len(), *wanted));
-                total += self.shape.vocab;
             }
-            lists.push(found);
+            lists.push(self.state.found.of_row(place, wanted.is_single()));
         }
+        self.state.candidates += total;
         if bucket.digits == 1 && total > rows.screened.len() * self.shape.vocab / ONE_DIGIT_SHARE {
             self.state.coarse = true;
         }
@@ -199,7 +212,7 @@ impl CudaBackend {
     pub(super) fn launches(&self, chunks: &[Chunk<'_>]) -> Vec<Launch> {
         let parts = plan::cut(chunks, &self.limits);
         let [part] = &parts[..] else { panic!("the step is of {} passes", parts.len()) };
-        let wanted = plan::wanted(part, chunks, |count| self.screens(count));
+        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
         let (attention, reach) = self.attention(part, chunks);
         let work = Work { part, chunks, attention, reach };
         let bucket = self.bucket(&work, wanted.whole.len(), wanted.screened.len());
@@ -259,56 +272,16 @@ impl CudaBackend {
         rows: OfPass<'_>,
         all: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let of_row = capacity(&self.shape) * size_of::<Found>();
-        let counts = (outputs.found - outputs.found_counts) as usize;
-        let found = &mut self.state.found;
-        found.resize(
-            if rows.screened.is_empty() { 0 } else { counts + rows.screened.len() * of_row },
-            0,
-        );
         let mut parts = Vec::new();
-        if !found.is_empty() {
-            parts.push(Part { from: outputs.found_counts, to: found });
+        if !rows.screened.is_empty() {
+            parts.push(self.state.found.part(outputs, rows.screened, capacity(&self.shape)));
         }
         if !all.is_empty() {
             parts.push(Part { from: outputs.logits, to: bytemuck::cast_slice_mut(all) });
         }
+        // It waits without outputs, too: the engine measures the time of every step.
         self.device.read(&mut parts)
     }
-
-    /// Returns the candidates of each screened row, by ascending token; an empty list if they did not fit.
-    fn lists(&self, bucket: &Bucket, rows: usize) -> Lists {
-        let outputs = self.buffers.outputs(bucket);
-        let (bytes, of_row) = (&self.state.found, capacity(&self.shape));
-        let start = (outputs.found - outputs.found_counts) as usize;
-        (0..rows)
-            .map(|row| {
-                let count: u32 = bytemuck::pod_read_unaligned(&bytes[row * 4..row * 4 + 4]);
-                if count as usize > of_row {
-                    return Vec::new();
-                }
-                let at = start + row * of_row * size_of::<Found>();
-                let mut list: Vec<TokenLogit> = bytes[at..at + count as usize * size_of::<Found>()]
-                    .chunks_exact(size_of::<Found>())
-                    .map(|bytes| {
-                        let Found { token, logit } = bytemuck::pod_read_unaligned(bytes);
-                        TokenLogit { id: token, logit }
-                    })
-                    .collect();
-                list.sort_unstable_by_key(|found| found.id);
-                list
-            })
-            .collect()
-    }
-}
-
-/// Returns the `count` largest logits, logits that equal the smallest of these, and NaNs, by ascending token.
-fn largest_of(logits: &[f32], count: usize) -> Vec<TokenLogit> {
-    let mut sorted = logits.to_vec();
-    let place = count.clamp(1, sorted.len()) - 1;
-    let least = *sorted.select_nth_unstable_by(place, |a, b| b.total_cmp(a)).1;
-    let all = logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit });
-    all.filter(|choice| choice.logit.is_nan() || choice.logit >= least).collect()
 }
 
 impl Backend for CudaBackend {

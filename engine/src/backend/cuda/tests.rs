@@ -5,6 +5,7 @@ mod equality;
 mod launches;
 mod limits;
 mod roofline;
+mod sampling;
 mod tuning;
 mod widths;
 

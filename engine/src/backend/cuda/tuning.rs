@@ -32,7 +32,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { split_tasks: 8, one_digit_rows: 33, few_rows: 64, large_tile_rows: 512 }
+        Self { split_tasks: 8, one_digit_rows: NEVER, few_rows: 64, large_tile_rows: 512 }
     }
 }
 

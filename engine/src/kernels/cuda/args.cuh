@@ -188,6 +188,16 @@ struct DigitsArgs {
     float eps;
 };
 
+// Which tokens a row needs, as `Ranking` in engine/src/backend/ranking.rs. A token's value is its logit, plus
+// temperature · noise if the temperature is not 0.
+struct RowRanking {
+    u32 count;          // at least this many tokens with the largest values, at least 1
+    float within;       // further tokens with values at most this much below
+    float temperature;  // 0: no noise
+    u32 single;         // 1: only the first token is needed; count is 1 and within 0
+    u32 keys[4];        // of the noise
+};
+
 struct ScreenArgs {
     const Step* step;
     const uint4* head;        // in the int8 layout, see README.md
@@ -196,9 +206,10 @@ struct ScreenArgs {
     const float* norms;       // (padded vocab): norm of scale * int8, rounded up
     const i8* digits;         // (screened, digit_count, 128 * k_blocks)
     const DigitRow* rows;     // (screened)
-    float* estimates;         // (screened, padded vocab)
-    float* lowest;            // (screened, groups): largest lower bound in a group of 16 tokens
-    float* highest;           // (screened, groups): largest upper bound in a group
+    const RowRanking* rankings;  // (screened)
+    float* estimates;         // (screened, padded vocab): of the logits
+    float* lowest;            // (screened, groups): largest lower bound of a value in a group of 16 tokens
+    float* highest;           // (screened, groups): largest upper bound of a value in a group
     u32 vocab;                // groups = vocab / 16 rounded up, padded vocab = 16 * groups
     u32 k_blocks;             // width / 128, rounded up
     u32 digit_count;
@@ -213,7 +224,7 @@ struct Found {
 
 struct SelectArgs {
     const Step* step;
-    const u32* counts;       // (screened): number of largest logits that are wanted, at least 1
+    const RowRanking* rankings;  // (screened)
     const float* errors;     // as in ScreenArgs
     const float* norms;
     const DigitRow* rows;
@@ -235,6 +246,16 @@ struct RescoreArgs {
     Found* found;             // (screened, capacity): the kernel writes the logits
     u32 width;
     u32 capacity;
+};
+
+struct DrawArgs {
+    const Step* step;
+    const RowRanking* rankings;  // (screened)
+    u32* found_counts;           // (screened): changed to capacity + 1 if the candidates do not decide the first token
+    const Found* found;          // (screened, capacity)
+    Found* drawn;                // (screened): the first token of the rows that need a single one
+    u32 capacity;
+    u32 unused;
 };
 
 // Arguments of peak_*, which measure the highest rates of a device.

@@ -7,19 +7,29 @@
 // must be safe: the logits of all remaining candidates are computed in full precision.
 
 #pragma once
-#include "args.cuh"
-#include "lanes.cuh"
+#include "noise.cuh"
 
 struct Interval {
     float lowest, highest;  // never NaN: infinite where the bound is unknown
 };
 
+__device__ __forceinline__ float or_if_nan(float v, float other) { return v != v ? other : v; }
+
 __device__ __forceinline__ Interval interval(float estimate, const DigitRow& row, float error, float norm) {
     float bound = __fadd_rn(__fmul_rn(row.by_error, error), __fmul_rn(row.by_norm, norm));
     float lowest = __fsub_rn(estimate, bound), highest = __fadd_rn(estimate, bound);
-    if (lowest != lowest) lowest = minus_infinity();
-    if (highest != highest) highest = -minus_infinity();
-    return {lowest, highest};
+    return {or_if_nan(lowest, minus_infinity()), or_if_nan(highest, -minus_infinity())};
+}
+
+// Returns the bounds of a value from those of its logit. The last factor exceeds the roundings of a product and two sums.
+__device__ __forceinline__ Interval value_bounds(const Interval& logit, const RowRanking& ranking, u32 token) {
+    if (ranking.temperature == 0.0f) return logit;
+    float low, high;
+    noise_bounds(noise_bits(token, ranking.keys[0], ranking.keys[1]), low, high);
+    low = __fmul_rn(ranking.temperature, low), high = __fmul_rn(ranking.temperature, high);
+    float lowest = __fsub_rn(__fadd_rn(logit.lowest, low), __fmul_rn(__fadd_rn(fabsf(logit.lowest), fabsf(low)), 2.5e-7f));
+    float highest = __fadd_rn(__fadd_rn(logit.highest, high), __fmul_rn(__fadd_rn(fabsf(logit.highest), fabsf(high)), 2.5e-7f));
+    return {or_if_nan(lowest, minus_infinity()), or_if_nan(highest, -minus_infinity())};
 }
 
 // Returns the estimate of a logit from the sums of the digits of a row: `first`, and `second` if there are two digits.

@@ -1,4 +1,4 @@
-// Selects the tokens that may have one of the largest logits of a row.
+// Selects the tokens that may be among the first of a row's ranking, and the first of them.
 
 #include "norm.cuh"
 #include "screen.cuh"
@@ -17,8 +17,8 @@ __device__ __forceinline__ float from_ordered(u32 key) {
 constexpr u32 SOME = 8;
 
 // One block per row. The threshold is the count-th largest value among the largest lower bounds of the groups,
-// found bit by bit: at least `count` different tokens have logits of at least the threshold. Candidates are the
-// tokens with an upper bound of at least the threshold, unordered.
+// found bit by bit, less `within`: at least `count` different tokens have values of at least the threshold plus `within`.
+// Candidates are the tokens with an upper bound of at least the threshold, unordered.
 KERNEL(1024) screen_select(const SelectArgs args) {
     __shared__ u32 counts[32];  // one counter per round; a round decides one bit
     __shared__ u32 found_count;
@@ -30,7 +30,8 @@ KERNEL(1024) screen_select(const SelectArgs args) {
     const float* lowest = args.lowest + u64(row) * groups;
     const float* highest = args.highest + u64(row) * groups;
     const float* estimates = args.estimates + u64(row) * groups * 16;
-    u32 wanted = args.counts[row], key = 0;
+    RowRanking ranking = args.rankings[row];
+    u32 wanted = ranking.count, key = 0;
     u32 some[SOME];  // the first groups of the thread; large vocabularies have more, read again each round
     UNROLL for (u32 i = 0; i < SOME; i++) {
         u32 g = threadIdx.x + i * blockDim.x;
@@ -46,12 +47,18 @@ KERNEL(1024) screen_select(const SelectArgs args) {
         if (counts[round] >= wanted) key = least;
     }
     float threshold = wanted <= groups ? from_ordered(key) : minus_infinity();
+    if (ranking.within > 0.0f) {
+        // Less by more than the roundings of the differences.
+        float least = __fsub_rn(__fsub_rn(threshold, ranking.within), __fmul_rn(fabsf(threshold), 1e-6f));
+        threshold = or_if_nan(least, minus_infinity());
+    }
     DigitRow of_row = args.rows[row];
     Found* found = args.found + u64(row) * args.capacity;
     for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
         if (!(highest[g] >= threshold)) continue;
         for (u32 token = g * 16; token < g * 16 + 16 && token < args.vocab; token++) {
-            Interval bounds = interval(estimates[token], of_row, args.errors[token], args.norms[token]);
+            Interval of_logit = interval(estimates[token], of_row, args.errors[token], args.norms[token]);
+            Interval bounds = value_bounds(of_logit, ranking, token);
             if (!(bounds.highest >= threshold)) continue;
             u32 at = atomicAdd(&found_count, 1u);
             if (at < args.capacity) found[at].token = token;
@@ -59,4 +66,35 @@ KERNEL(1024) screen_select(const SelectArgs args) {
     }
     __syncthreads();
     if (threadIdx.x == 0) args.found_counts[row] = found_count;
+}
+
+// One warp per row that needs a single token: the candidate with the largest value. Equal largest values and NaN are left to
+// the host, by a number of candidates above the capacity.
+KERNEL(32) draw(const DrawArgs args) {
+    u32 row = blockIdx.x, lane = threadIdx.x;
+    if (row >= args.step->screened) return;
+    RowRanking ranking = args.rankings[row];
+    u32 count = args.found_counts[row];
+    if (!ranking.single || count > args.capacity) return;
+    const Found* found = args.found + u64(row) * args.capacity;
+    constexpr u32 NONE = 0xffffffffu;
+    double most = minus_infinity();
+    u32 best = NONE, equal = 0, unordered = 0;  // whether another candidate has the same value; whether one is NaN
+    for (u32 i = lane; i < count; i += 32) {
+        double value = value_of(ranking, found[i].token, found[i].logit);
+        unordered |= value != value;
+        if (best == NONE || value > most) most = value, best = i, equal = 0;
+        else equal |= value == most;
+    }
+    for (u32 width = 16; width > 0; width /= 2) {
+        double of_other = __shfl_xor_sync(FULL_WARP, most, width);
+        u32 other = __shfl_xor_sync(FULL_WARP, best, width), others = __shfl_xor_sync(FULL_WARP, equal, width);
+        unordered |= __shfl_xor_sync(FULL_WARP, unordered, width);
+        if (other == NONE) continue;
+        if (best == NONE || of_other > most) most = of_other, best = other, equal = others;
+        else equal |= of_other == most;
+    }
+    if (lane != 0) return;
+    if (best != NONE && !equal && !unordered) args.drawn[row] = found[best];
+    else args.found_counts[row] = args.capacity + 1;
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Backend, PositionLogits,
+        Backend, PositionLogits, Ranking,
         cpu::{self, CpuOptions},
     },
     files::{self, Model},
@@ -17,35 +17,34 @@ use crate::{
 
 const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
 
-fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
+pub fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
     let CudaOptions { kv, head, .. } = options;
     let options = CpuOptions { kv, head, ..CpuOptions::new(BLOCKS) };
     cpu::load(Arc::clone(model), options).expect("the CPU runs it")
 }
 
-/// Runs a step on both backends; compares all logits, or as many of the largest logits as were
-/// requested.
+/// Runs a step on both backends; compares all logits, or those of the rankings that were requested.
 pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &[Part]) {
     let (mut want, mut got) = (run(cpu, parts), run(cuda, parts));
     assert_eq!(want.len(), got.len(), "{what}: positions");
-    let counts: Vec<usize> = parts
+    let rankings: Vec<Option<Ranking>> = parts
         .iter()
         .flat_map(|part| match part.logits {
             LogitsFor::Nothing => vec![],
-            LogitsFor::Last => vec![usize::MAX],
-            LogitsFor::All => vec![usize::MAX; part.tokens.len()],
-            LogitsFor::Largest(ranking) => vec![ranking.count],
-            LogitsFor::Each(rankings) => rankings.iter().map(|ranking| ranking.count).collect(),
+            LogitsFor::Last => vec![None],
+            LogitsFor::All => vec![None; part.tokens.len()],
+            LogitsFor::Largest(ranking) => vec![Some(ranking)],
+            LogitsFor::Each(rankings) => rankings.iter().copied().map(Some).collect(),
         })
         .collect();
-    for (index, count) in counts.into_iter().enumerate() {
+    for (index, ranking) in rankings.into_iter().enumerate() {
         let (want, got) = (pairs(want.position(index)), pairs(got.position(index)));
-        if count == usize::MAX {
+        let Some(ranking) = ranking else {
             let differing = want.iter().zip(&got).position(|(a, b)| a != b);
             assert_eq!((want.len(), differing), (got.len(), None), "{what}: position {index}");
             continue;
-        }
-        assert_eq!(largest(&want, count), largest(&got, count), "{what}: position {index}");
+        };
+        assert_eq!(first(&want, &ranking), first(&got, &ranking), "{what}: position {index}");
         assert!(got.is_sorted_by(|a, b| a.0 < b.0), "{what}: by ascending token");
     }
 }
@@ -58,12 +57,16 @@ pub fn pairs(position: PositionLogits<'_>) -> Vec<(u32, u32)> {
     }
 }
 
-/// Returns the `count` largest logits, and logits that equal the smallest of these.
-pub fn largest(pairs: &[(u32, u32)], count: usize) -> Vec<(u32, u32)> {
-    let mut logits: Vec<f32> = pairs.iter().map(|(_, bits)| f32::from_bits(*bits)).collect();
-    logits.sort_by(|a, b| b.total_cmp(a));
-    let least = logits[count.clamp(1, logits.len()) - 1];
-    pairs.iter().copied().filter(|(_, bits)| f32::from_bits(*bits) >= least).collect()
+/// Returns the tokens that a ranking asks for, and the bits of their logits.
+pub fn first(pairs: &[(u32, u32)], ranking: &Ranking) -> Vec<(u32, u32)> {
+    let value = |(token, bits): &(u32, u32)| {
+        let logit = f32::from_bits(*bits);
+        ranking.noise.map_or(f64::from(logit), |noise| noise.add_to(*token, logit))
+    };
+    let mut values: Vec<f64> = pairs.iter().map(value).collect();
+    values.sort_by(|a, b| b.total_cmp(a));
+    let least = values[ranking.count.clamp(1, values.len()) - 1] - f64::from(ranking.within);
+    pairs.iter().copied().filter(|pair| value(pair) >= least).collect()
 }
 
 #[test]

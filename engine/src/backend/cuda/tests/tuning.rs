@@ -1,11 +1,15 @@
 //! Tuning constants change the speed and never the results.
 
 use super::{
-    HeadMode, KvType, Limits, LogitsFor, Part, equality::pairs, load, model, options, part, run,
-    tokens,
+    HeadMode, KvType, Limits, LogitsFor, Part,
+    equality::{first, pairs},
+    load, model, options, part, run, tokens,
 };
 use crate::{
-    backend::cuda::tuning::{self, Tuning},
+    backend::{
+        Ranking,
+        cuda::tuning::{self, Tuning},
+    },
     measure::{Phase, Workload},
 };
 
@@ -27,7 +31,7 @@ fn other_tunings_give_the_same_results() {
         [&prompts[..], &decodes, &decodes[..3]].map(|parts| {
             let mut logits = run(&mut cuda, parts);
             (0..logits.len())
-                .map(|index| super::equality::largest(&pairs(logits.position(index)), 1))
+                .map(|index| first(&pairs(logits.position(index)), &Ranking::largest(1)))
                 .collect::<Vec<_>>()
         })
     };

@@ -121,6 +121,9 @@ inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline long long __double_as_longlong(double a) { long long bits; memcpy(&bits, &a, 8); return bits; }
+inline double __longlong_as_double(long long bits) { double a; memcpy(&a, &bits, 8); return a; }
 inline double __dsqrt_rn(double a) { return sqrt(a); }
 inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline float __int2float_rn(i32 a) { return float(a); }

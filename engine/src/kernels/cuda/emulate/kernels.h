@@ -75,6 +75,7 @@ static const Entry ENTRIES[] = {
     ENTRY(ScreenArgs, screen_n64),
     ENTRY(ScreenArgs, screen_tile),
     ENTRY(SelectArgs, screen_select),
+    ENTRY(DrawArgs, draw),
     ENTRY(RescoreArgs, rescore_f32),
     ENTRY(RescoreArgs, rescore_f16),
     ENTRY(RescoreArgs, rescore_bf16),

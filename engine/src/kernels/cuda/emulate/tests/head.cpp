@@ -3,6 +3,8 @@
 #include "reference.h"
 #include "tests.h"
 
+#include "noise.cuh"
+
 namespace {
 
 struct HeadRows {
@@ -15,7 +17,10 @@ struct HeadRows {
     vector<float> scales;
     const void* stored;
 
-    HeadRows(Random& random, u32 vocab, u32 width, u32 dtype) : vocab(vocab), width(width), wide(random.values(size_t(vocab) * width)) {
+    // Each row but the first of so many consecutive rows repeats that one.
+    HeadRows(Random& random, u32 vocab, u32 width, u32 dtype, u32 repeats = 1) : vocab(vocab), width(width), wide(random.values(size_t(vocab) * width)) {
+        for (u32 row = 0; row < vocab; row++)
+            if (row % repeats) std::copy_n(&wide[size_t(row / repeats * repeats) * width], width, &wide[size_t(row) * width]);
         static const char* names[4] = {"_f32", "_f16", "_bf16", "_i8"};
         suffix = names[dtype];
         words.resize(wide.size()), bytes.resize(wide.size());
@@ -95,16 +100,76 @@ struct Variant {
     u32 groups, columns, warps, shared;
 };
 
-void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Variant variant, bool odd) {
+// A ranking of each kind in turn: largest logits, with noise, the first token of either, and all within some distance.
+RowRanking some_ranking(Random& random, u32 groups, u32 row) {
+    RowRanking ranking = {1 + random.below(std::min(groups, 24u)), 0.0f, 0.0f, 0, {}};
+    for (u32& key : ranking.keys) key = random.below(~0u);
+    // Logits are of the order of a thousand.
+    if (row % 2) ranking.temperature = row % 3 ? 500.0f : 50.0f;
+    if (row % 4 > 1) ranking.count = ranking.single = 1;
+    if (row % 5 == 4) ranking.within = 700.0f, ranking.single = 0;
+    return ranking;
+}
+
+// `Noise::of_token` of engine/src/noise.rs, with the logarithm of the C library.
+double noise_from(u32 first, u32 second) { return -log(-log1p(-(double(2 * (u64(first) << 20 | second >> 12) + 1) / 9007199254740992.0))); }
+
+double noise(const RowRanking& ranking, u32 token) {
+    return noise_from(noise_bits(token, ranking.keys[0], ranking.keys[1]), noise_bits(token, ranking.keys[2], ranking.keys[3]));
+}
+
+void noise_values_and_bounds() {
+    Random random(5);
+    for (u32 i = 0; i < 3000000; i++) {
+        u32 first = i < 1000 ? i : i < 2000 ? ~0u - (i - 1000) : i < 4000 ? (1u << 27) - 1000 + i - 2000 : random.below(~0u);
+        if (i % 3 == 0) first >>= random.below(20);
+        float lowest, highest;
+        noise_bounds(first, lowest, highest);
+        double least = noise_from(first, ~0u), most = noise_from(first, 0);
+        if (!(lowest <= least && most <= highest)) printf("bits %x: %f to %f, bounds %f, %f\n", first, least, most, lowest, highest), exit(1);
+        bool is_close = least > 0.0 && most < 11;
+        if (is_close && highest - lowest > 0.7) printf("bits %x: loose bounds %f, %f\n", first, lowest, highest), exit(1);
+        u32 keys[4] = {first, i, i * 7, first ^ i};
+        double value = noise_of(keys, i), wanted = noise_from(noise_bits(i, first, i), noise_bits(i, i * 7, first ^ i));
+        if (!(fabs(value - wanted) <= 1e-13 * (1 + fabs(wanted)))) printf("noise %.17g, not %.17g\n", value, wanted), exit(1);
+    }
+}
+
+u32 decided, undecided;
+
+// The first token of a row that needs a single one, unless several have its value or a candidate is NaN.
+void check_drawn(const RowRanking& ranking, const vector<double>& values, Found drawn, const vector<float>& logits, u32 after, u32 candidates, u32 capacity) {
+    u32 best = 0, equal = 0;
+    bool unordered = false;
+    for (double value : values) unordered |= std::isnan(value);
+    for (u32 v = 1; v < values.size(); v++) {
+        if (values[v] > values[best]) best = v, equal = 0;
+        else equal += values[v] == values[best];
+    }
+    if (ranking.single) (equal || unordered ? undecided : decided)++;
+    if (!ranking.single) {
+        if (drawn.token != ~0u || after != candidates) printf("a row drew that needs several tokens\n"), exit(1);
+    } else if (equal || unordered) {
+        if (after != capacity + 1) printf("an undecided row drew %u of %u\n", drawn.token, candidates), exit(1);
+    } else if (drawn.token != best || drawn.logit != logits[best] || after != candidates) {
+        printf("drew %u, not %u\n", drawn.token, best), exit(1);
+    }
+}
+
+void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Variant variant, u32 index) {
     Random random(vocab + rows + dtype);
-    HeadRows head(random, vocab, width, dtype);
+    bool odd = index % 7 == 0, loose = index % 3 == 1;
+    HeadRows head(random, vocab, width, dtype, index % 10 == 5 ? 64 : index % 5 == 0 ? 2 : 1);
     Copy copy(head);
+    // Bounds may be loose: then there are many candidates.
+    if (loose) for (float& error : copy.errors) error *= 60;
     u32 stride = copy.k_blocks * 128, capacity = vocab, residual_rows = rows + 3;
     Step step{residual_rows, 0, 0, rows};
     vector<float> residual = random.values(residual_rows * width), weight = random.values(width), x(rows * width, NAN);
     if (odd) residual[width] = INFINITY;
-    vector<u32> wanted(rows), counts(rows), found_counts(rows);
-    for (u32 r = 0; r < rows; r++) wanted[r] = (r + 1) % residual_rows, counts[r] = 1 + random.below(std::min(copy.groups, 64u));
+    vector<u32> wanted(rows), found_counts(rows);
+    vector<RowRanking> rankings(rows);
+    for (u32 r = 0; r < rows; r++) wanted[r] = (r + 1) % residual_rows, rankings[r] = some_ranking(random, copy.groups, r);
     vector<i8> digits(size_t(rows) * digit_count * stride, 99);
     vector<DigitRow> of_rows(rows);
     vector<float> estimates(size_t(rows) * copy.groups * 16), lowest(rows * copy.groups), highest(rows * copy.groups);
@@ -114,13 +179,16 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
     dim3 grid = {up(copy.groups, variant.groups), up(rows * digit_count, variant.columns), 1};
     if (variant.columns == 128) std::swap(grid.x, grid.y);
     run(variant.name, grid, variant.warps * 32, variant.warps * variant.shared,
-        ScreenArgs{&step, copy.packed.data(), copy.scales.data(), copy.errors.data(), copy.norms.data(), digits.data(), of_rows.data(),
+        ScreenArgs{&step, copy.packed.data(), copy.scales.data(), copy.errors.data(), copy.norms.data(), digits.data(), of_rows.data(), rankings.data(),
                    estimates.data(), lowest.data(), highest.data(), vocab, copy.k_blocks, digit_count, 0});
     run("screen_select", {rows + 1, 1, 1}, 1024, 0,
-        SelectArgs{&step, counts.data(), copy.errors.data(), copy.norms.data(), of_rows.data(), estimates.data(), lowest.data(),
+        SelectArgs{&step, rankings.data(), copy.errors.data(), copy.norms.data(), of_rows.data(), estimates.data(), lowest.data(),
                    highest.data(), found_counts.data(), found.data(), vocab, capacity});
     run((std::string("rescore") + head.suffix).c_str(), {3, rows, 1}, 128, 0,
         RescoreArgs{&step, head.stored, head.scales_or_null(), x.data(), found_counts.data(), found.data(), width, capacity});
+    vector<Found> drawn(rows, {~0u, NAN});
+    vector<u32> candidates = found_counts;
+    run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), capacity, 0});
     size_t total = 0;
     for (u32 r = 0; r < rows; r++) {
         auto normed = reference::rms_norm(&residual[wanted[r] * width], weight.data(), width, 1e-5f);
@@ -128,20 +196,24 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
         vector<float> logits;
         for (u32 v = 0; v < vocab; v++) logits.push_back(head.logit(v, normed.data()));
         vector<bool> is_found(vocab, false);
-        for (u32 i = 0; i < found_counts[r]; i++) {
+        for (u32 i = 0; i < candidates[r]; i++) {
             Found f = found[size_t(r) * capacity + i];
             if (f.token >= vocab || is_found[f.token]) printf("token %u found twice or not there\n", f.token), exit(1);
             is_found[f.token] = true;
             expect_same({f.logit}, {logits[f.token]}, "logit of a candidate");
         }
-        vector<float> sorted = logits;
-        std::sort(sorted.begin(), sorted.end(), std::greater<float>());
+        vector<double> values;
+        for (u32 v = 0; v < vocab; v++) values.push_back(logits[v] + (rankings[r].temperature ? rankings[r].temperature * noise(rankings[r], v) : 0.0));
+        vector<double> sorted = values;
+        std::sort(sorted.begin(), sorted.end(), std::greater<double>());
+        double least = sorted[rankings[r].count - 1] - rankings[r].within;
         for (u32 v = 0; v < vocab; v++)
-            if (logits[v] >= sorted[counts[r] - 1] && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
-        total += found_counts[r];
+            if (values[v] >= least && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
+        check_drawn(rankings[r], values, drawn[r], logits, found_counts[r], candidates[r], capacity);
+        total += candidates[r];
     }
     // A screen that keeps every token is safe but useless, so the number of candidates is limited.
-    if (!odd && vocab > 1000 && total * 3 > size_t(rows) * vocab) printf("%zu candidates of %u × %u\n", total, rows, vocab), exit(1);
+    if (!odd && !loose && vocab > 1000 && total * 3 > size_t(rows) * vocab) printf("%zu candidates of %u × %u\n", total, rows, vocab), exit(1);
 }
 
 void screens() {
@@ -152,13 +224,15 @@ void screens() {
         for (const Variant& variant : variants)
             for (u32 digit_count : {1, 2}) {
                 u32 dtype = index++ % 3;
-                check_screen(index % 2 ? 1200 : 530, index % 4 ? 256 : 100, rows, dtype, digit_count, variant, index % 7 == 0);
+                check_screen(index % 2 ? 1200 : 530, index % 4 ? 256 : 100, rows, dtype, digit_count, variant, index);
             }
+    if (decided < 300 || undecided < 30) printf("%u rows are decided, %u are not\n", decided, undecided), exit(1);
 }
 
 }  // namespace
 
 void test_head() {
     test("all logits", all_logits);
+    test("noise", noise_values_and_bounds);
     test("screens", screens);
 }

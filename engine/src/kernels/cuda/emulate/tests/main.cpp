@@ -1,7 +1,6 @@
-// Compares all kernels with their definitions. Run from engine/src/kernels/cuda:
+// Compares all kernels with their definitions. The engine's tests run it; by hand:
 //
-//     g++ -O2 -std=c++17 -mavx2 -mfma -mf16c -ffp-contract=off -fno-strict-aliasing -I. -DEMULATE
-//         emulate/emulate.cpp emulate/tests/*.cpp -o /tmp/cuda_tests && /tmp/cuda_tests
+//     sh emulate/build_tests.sh /tmp/cuda_tests && /tmp/cuda_tests
 
 #include "tests.h"
 

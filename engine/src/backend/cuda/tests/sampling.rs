@@ -1,0 +1,96 @@
+//! Rankings with noise, and whole answers, compared with the CPU's.
+
+use super::{
+    Backend, Engine, EngineConfig, Event, HeadMode, KvType, Limits, LogitsFor, Part, Request,
+    SamplingParams,
+    equality::{check, on_cpu},
+    load, model, options, part, small, tokens,
+};
+use crate::backend::{Noise, Ranking, ScaledNoise};
+
+/// Rankings of every kind that the screen serves, in turn.
+fn ranking(index: u64) -> Ranking {
+    let temperature = [0.2, 1.0, 2.0][index as usize % 3];
+    let noise = ScaledNoise { noise: Noise::of(7, 0, index), temperature };
+    match index % 5 {
+        0 => Ranking::largest(1),
+        1 | 2 => Ranking { noise: Some(noise), ..Ranking::largest(1) },
+        3 => Ranking { noise: Some(noise), ..Ranking::largest(2 + index as usize % 9) },
+        _ => Ranking { within: 0.4, ..Ranking::largest(1) },
+    }
+}
+
+/// The first token by logit and noise, the only one that is downloaded, is the one that the CPU finds.
+#[test]
+fn tokens_with_the_largest_noise_equal_the_cpus() {
+    for (name, count) in [("bitnet-tiny", 70), ("llama-tiny", 9), ("bitnet-tiny", 1)] {
+        let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
+        let limits = Limits { screened: 80, ..small() };
+        let Some(mut cuda) = load(&model, options, limits) else { return };
+        let mut cpu = on_cpu(&model, options);
+        for round in 0..3 {
+            // Few distinct prompts, so that positions differ in their noise alone.
+            let parts: Vec<Part> = (0..count)
+                .map(|i| {
+                    let ranking = ranking(round * 100 + i);
+                    let block = i as u32;
+                    part(&tokens(3, i as u32 % 4), 0, block, LogitsFor::Largest(ranking))
+                })
+                .collect();
+            check(&format!("{name}: {count} rows, round {round}"), cpu.as_mut(), &mut cuda, &parts);
+            // A screen that finds every token is safe but useless.
+            assert!(cuda.state.candidates < parts.len() * 60, "{}", cuda.state.candidates);
+        }
+    }
+}
+
+/// Requests of [`sampled_answers_equal_the_cpus`]: all parameters, some of them twice.
+const COUNT: usize = 16;
+
+/// Whole answers of both backends are equal, whatever the sampling parameters.
+#[test]
+fn sampled_answers_equal_the_cpus() {
+    let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
+    let Some(cuda) = load(&model, options, small()) else { return };
+    let base = SamplingParams { max_tokens: 12, ..SamplingParams::default() };
+    let params = [
+        base.clone(),
+        SamplingParams { temperature: 0.0, ..base.clone() },
+        SamplingParams { temperature: 0.4, min_p: 0.1, ..base.clone() },
+        SamplingParams { top_k: 1, ..base.clone() },
+        SamplingParams { top_k: 7, ..base.clone() },
+        SamplingParams { top_p: 0.8, ..base.clone() },
+        SamplingParams { frequency_penalty: 0.7, presence_penalty: 0.2, ..base.clone() },
+        SamplingParams { repetition_penalty: 1.3, ..base.clone() },
+        SamplingParams { logit_bias: [(5, 4.0), (9, -100.0)].into(), ..base.clone() },
+        SamplingParams { min_tokens: 9, ..base.clone() },
+        SamplingParams { n: 3, ..base.clone() },
+        SamplingParams { logprobs: Some(2), ..base },
+    ];
+    let answers = |backend: Box<dyn Backend>| {
+        let config = EngineConfig::new(model.config().context_length);
+        let mut engine = Engine::new(backend, model.clone(), vec![3], config);
+        for (seed, sampling) in (0..).zip(params.iter().cycle().take(COUNT)) {
+            let sampling = SamplingParams { seed, ..sampling.clone() };
+            let request =
+                Request { prompt: tokens(5, seed as u32), sampling, ..Request::default() };
+            engine.submit(request).expect("the request is valid");
+        }
+        let mut outputs = Vec::new();
+        while !engine.is_idle() {
+            let events = engine.step(std::time::Instant::now()).events;
+            outputs.extend(events.into_iter().filter_map(|event| match event {
+                Event::Finished { id, output } => Some((id, output)),
+                Event::Failed { error, .. } => panic!("{error}"),
+                _ => None,
+            }));
+        }
+        outputs.sort_by_key(|(id, _)| *id);
+        outputs
+    };
+    let (want, got) = (answers(on_cpu(&model, options)), answers(Box::new(cuda)));
+    assert_eq!(want.len(), COUNT);
+    for (index, (want, got)) in want.iter().zip(&got).enumerate() {
+        assert_eq!(want, got, "{:?}", params[index % params.len()]);
+    }
+}
