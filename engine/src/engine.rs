@@ -114,6 +114,7 @@ impl Engine {
             max_sequences: config.max_sequences,
             token_budget: config.token_budget,
             prefix_cache: config.prefix_cache,
+            block_ahead: backend.decodes_ahead(),
             stall_limit: config.stall_limit,
         };
         let scheduler = Scheduler::new(limits, backend.block_count());

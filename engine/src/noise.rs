@@ -52,6 +52,9 @@ const UPPER_START: f32 = std::f32::consts::LN_2 * (UPPER_BITS + 127) as f32 + 2e
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Noise {
     keys: [u32; 4],
+    seed: u64,
+    choice: u32,
+    position: u64,
 }
 
 impl Noise {
@@ -59,7 +62,14 @@ impl Noise {
     /// generation that continues elsewhere, with its tokens as prompt, draws the same tokens.
     pub fn of(seed: u64, choice: u32, position: u64) -> Self {
         let counter = [position as u32, (position >> 32) as u32, choice, 0];
-        Self { keys: philox4x32(counter, [seed as u32, (seed >> 32) as u32]) }
+        let keys = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
+        Self { keys, seed, choice, position }
+    }
+
+    /// Returns the noise of the choice's next draw.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self::of(self.seed, self.choice, self.position + 1)
     }
 
     /// Returns the keys of the hash: two for the first 32 bits of a token, two for the second.
@@ -70,11 +80,7 @@ impl Noise {
     /// Returns the noise of a token: in −3.6 to 36.8.
     pub fn of_token(self, token: u32) -> f64 {
         let [_, _, a, b] = self.keys;
-        let (first, second) = (self.first(token), hash(token, a, b));
-        let bits = u64::from(first) << 20 | u64::from(second >> 12);
-        // Both are exact: an odd number below 2⁵³, scaled.
-        let uniform = (2 * bits + 1) as f64 / (1u64 << 53) as f64;
-        -math::ln(-math::ln(1.0 - uniform))
+        gumbel(self.first(token), hash(token, a, b))
     }
 
     /// Returns an upper bound of [`of_token`](Self::of_token), for noise between 4 and 11 at most 0.08 too large.
@@ -91,6 +97,14 @@ impl Noise {
     fn first(self, token: u32) -> u32 {
         hash(token, self.keys[0], self.keys[1])
     }
+}
+
+/// Returns the noise with these bits.
+fn gumbel(first: u32, second: u32) -> f64 {
+    let bits = u64::from(first) << 20 | u64::from(second >> 12);
+    // Both are exact: an odd number below 2⁵³, scaled.
+    let uniform = (2 * bits + 1) as f64 / (1u64 << 53) as f64;
+    -math::ln(-math::ln(1.0 - uniform))
 }
 
 /// Noise times a temperature.
@@ -141,6 +155,34 @@ mod tests {
         ] {
             assert_eq!(philox4x32(counter, key), expected);
         }
+    }
+
+    /// Values of an independent implementation, in Python, with integers and decimals of 60 digits.
+    #[test]
+    fn bits_and_noise_are_those_of_the_definition() {
+        let hashes = [1, 2, 0xdead_beef].map(|token| hash(token, 0, 0));
+        assert_eq!(hashes, [0x0427_41d6, 0xf1df_e8e9, 0x0921_725e], "triple32");
+        let of_token =
+            |seed, choice, position, token| Noise::of(seed, choice, position).of_token(token);
+        let all = u32::MAX;
+        for (noise, expected) in [
+            (gumbel(0, 0), 36.736_800_569_677_1),
+            (gumbel(0, 1 << 12), 35.638_188_281_008_99),
+            (gumbel(all, all), -3.603_778_992_970_457_5),
+            (gumbel(1 << 31, 5 << 12), 0.366_512_920_581_660_8),
+            (of_token(1, 2, 3, 4), 1.006_613_267_642_565_9),
+            (of_token(7 << 32 | 9, 0, 3 << 32 | 5, 128_000), -1.184_189_166_961_833),
+            (of_token(8 << 32 | 9, 0, 3 << 32 | 5, 128_000), 0.706_198_408_788_727_7),
+            (of_token(7 << 32 | 9, 0, 4 << 32 | 5, 128_000), 1.140_490_006_463_559_5),
+        ] {
+            assert!((noise - expected).abs() <= 1e-14 * expected.abs(), "{noise}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn next_noise_is_that_of_the_next_position() {
+        assert_eq!(Noise::of(4, 1, 9).next(), Noise::of(4, 1, 10));
+        assert_ne!(Noise::of(4, 1, 9).next(), Noise::of(4, 1, 9));
     }
 
     #[test]

@@ -177,6 +177,12 @@ pub trait Backend: Send {
         unreachable!("this backend keeps nothing of positions")
     }
 
+    /// Returns whether a step may begin the decodes of the next one. Block tables may then have a block after the last position
+    /// of a chunk, which belongs to the sequence alone.
+    fn decodes_ahead(&self) -> bool {
+        false
+    }
+
     /// Takes memory for the first blocks, so that their first use does not wait for it.
     fn ready_blocks(&mut self, count: usize) {
         let _ = count;

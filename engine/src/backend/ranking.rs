@@ -40,4 +40,10 @@ impl Ranking {
     pub const fn largest(count: usize) -> Self {
         Self { count, within: 0.0, noise: None, keeps: false }
     }
+
+    /// Returns the ranking of the same choice at the next position.
+    pub(crate) fn next(self) -> Self {
+        let next = |noise: ScaledNoise| ScaledNoise { noise: noise.noise.next(), ..noise };
+        Self { noise: self.noise.map(next), ..self }
+    }
 }

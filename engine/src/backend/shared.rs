@@ -18,6 +18,7 @@ pub struct SharedBackend {
     block_count: usize,
     block_bytes: usize,
     weight_bytes: Option<usize>,
+    decodes_ahead: bool,
 }
 
 struct Turns {
@@ -36,6 +37,7 @@ impl SharedBackend {
             block_count: backend.block_count(),
             block_bytes: backend.block_bytes(),
             weight_bytes: backend.weight_bytes(),
+            decodes_ahead: backend.decodes_ahead(),
             turns: Arc::new(Turns { next: Mutex::new(()), backend: Mutex::new(backend) }),
         }
     }
@@ -66,6 +68,10 @@ impl Backend for SharedBackend {
 
     fn weight_bytes(&self) -> Option<usize> {
         self.weight_bytes
+    }
+
+    fn decodes_ahead(&self) -> bool {
+        self.decodes_ahead
     }
 
     fn numerics_class(&self) -> &str {

@@ -193,9 +193,9 @@ proptest! {
     fn every_request_finishes_once_with_its_tokens_and_every_block_is_released(
         (config, blocks) in engine_config(),
         actions in prop::collection::vec((action(), any::<prop::sample::Index>()), 1..60),
-        on_threads in any::<bool>(),
+        (on_threads, ahead) in any::<(bool, bool)>(),
     ) {
-        let harness = Harness::new(config, blocks);
+        let harness = Harness::on(config, blocks, ahead);
         let mut lives = vec![Life { harness, submitted: Vec::new(), storage: 0 }];
         for (number, (action, of)) in (1..).zip(actions) {
             let at = of.index(lives.len());

@@ -49,6 +49,8 @@ type Slot = Option<(u32, usize)>; // token, position
 pub struct HashBackend {
     blocks: Vec<[Slot; BLOCK_TOKENS]>,
     control: Arc<Mutex<Control>>,
+    /// Whether each step begins the decodes of the next one, which write a slot behind the sequence.
+    ahead: bool,
 }
 
 impl HashBackend {
@@ -64,10 +66,18 @@ impl HashBackend {
         (0..=last).map(token).collect()
     }
 
+    /// Returns the position after a chunk if its next decode may be begun.
+    fn ahead_of(chunk: &Chunk<'_>) -> Option<usize> {
+        let next = chunk.position + chunk.tokens.len();
+        let has_room = next < chunk.blocks.len() * BLOCK_TOKENS;
+        (has_room && matches!(chunk.logits, LogitsFor::Largest(_))).then_some(next)
+    }
+
     /// Checks that a block written by a chunk is in no other table of the step.
-    fn check_writes(chunks: &[Chunk<'_>]) {
+    fn check_writes(&self, chunks: &[Chunk<'_>]) {
         for chunk in chunks {
-            let last = (chunk.position + chunk.tokens.len() - 1) / BLOCK_TOKENS;
+            let last = chunk.position + chunk.tokens.len() - 1;
+            let last = Self::ahead_of(chunk).filter(|_| self.ahead).unwrap_or(last) / BLOCK_TOKENS;
             for written in &chunk.blocks[chunk.position / BLOCK_TOKENS..=last] {
                 let readers = chunks.iter().filter(|other| other.blocks.contains(written));
                 assert_eq!(readers.count(), 1, "{written:?} is written while others read it");
@@ -89,9 +99,13 @@ impl Backend for HashBackend {
         "hash"
     }
 
+    fn decodes_ahead(&self) -> bool {
+        self.ahead
+    }
+
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         assert!(!chunks.is_empty() && chunks.iter().all(|chunk| !chunk.tokens.is_empty()));
-        Self::check_writes(chunks);
+        self.check_writes(chunks);
         let fails = std::mem::take(&mut self.control.lock().expect("no panic holds it").fail_next);
         for chunk in chunks {
             for (offset, token) in chunk.tokens.iter().enumerate() {
@@ -99,6 +113,12 @@ impl Backend for HashBackend {
                 let block = chunk.blocks[position / BLOCK_TOKENS].index();
                 let slot = (*token, if fails { usize::MAX } else { position });
                 self.blocks[block][position % BLOCK_TOKENS] = Some(slot);
+            }
+        }
+        for (chunk, next) in chunks.iter().filter_map(|c| Some((c, Self::ahead_of(c)?))) {
+            if self.ahead {
+                let block = chunk.blocks[next / BLOCK_TOKENS].index();
+                self.blocks[block][next % BLOCK_TOKENS] = Some((0, usize::MAX));
             }
         }
         if fails {
@@ -203,7 +223,7 @@ impl Backend for HashBackend {
         for block in blocks {
             copy[block.index()] = self.blocks[block.index()];
         }
-        Ok(Box::new(Self { blocks: copy, control: self.control.clone() }))
+        Ok(Box::new(Self { blocks: copy, control: self.control.clone(), ..*self }))
     }
 }
 
@@ -266,9 +286,14 @@ pub struct Harness {
 
 impl Harness {
     pub fn new(config: EngineConfig, block_count: usize) -> Self {
+        Self::on(config, block_count, false)
+    }
+
+    /// An engine on a backend that begins the next decodes with each step, or does not.
+    pub fn on(config: EngineConfig, block_count: usize, ahead: bool) -> Self {
         let control = Arc::new(Mutex::new(Control::default()));
         let blocks = vec![[None; BLOCK_TOKENS]; block_count];
-        let backend = HashBackend { blocks, control: control.clone() };
+        let backend = HashBackend { blocks, control: control.clone(), ahead };
         let engine = Engine::new(Box::new(backend), Arc::new(Letters::new()), vec![EOS], config);
         let (outputs, deltas) = (BTreeMap::new(), BTreeMap::new());
         Self { engine, control, now: Instant::now(), outputs, deltas, is_alone: true }

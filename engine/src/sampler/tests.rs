@@ -1,6 +1,7 @@
 //! The sampler against the reference implementation's distributions, and against definitions that
 //! sort the whole vocabulary.
 
+mod bounds;
 mod raised;
 
 use std::{collections::BTreeMap, path::Path};

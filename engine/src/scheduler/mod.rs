@@ -61,6 +61,8 @@ pub struct Limits {
     pub token_budget: usize,
     /// Whether blocks are reused by content.
     pub prefix_cache: bool,
+    /// Whether a sequence that decodes takes the block of its next position a step early, if there are enough.
+    pub block_ahead: bool,
     /// Steps without work, or preemptions, after which a sequence without a new token fails.
     pub stall_limit: u32,
 }

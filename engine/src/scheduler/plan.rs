@@ -215,8 +215,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the sequence that makes room for a pending one of the highest priority. One sequence of another priority
-    /// always stays, so that these end, too.
+    /// Returns the sequence that makes room for a pending one of the highest priority. One of another priority always stays.
     fn victim_for(&self, id: SequenceId) -> Option<SequenceId> {
         let mut others = self.running.iter().rev().filter(|id| id.priority != Priority::High);
         let (newest, rest) = (others.next()?, others.next());
@@ -263,11 +262,14 @@ impl Scheduler {
             self.computing.extend(hashes.get(blocks).into_iter().flatten().copied());
         }
         let samples = end == length;
+        let spares_one = || filling.cache.available() > self.running.len();
+        if samples && self.limits.block_ahead && end.is_multiple_of(BLOCK_TOKENS) && spares_one() {
+            self.take_block(id, end / BLOCK_TOKENS, filling);
+        }
         filling.plan.chunks.push(PlannedChunk { id, start, end, samples, decodes, drafts });
     }
 
-    /// Appends proposed drafts to a decoding sequence, as many as the budget and free blocks allow. Returns
-    /// their number.
+    /// Appends proposed drafts to a decoding sequence, as many as budget and free blocks allow; returns their number.
     fn add_drafts(&mut self, id: SequenceId, filling: &mut Filling<'_>) -> usize {
         let sequence = &self.sequences[&id];
         let length = sequence.tokens.len();

@@ -1,10 +1,18 @@
 //! Plans of the scheduler, without an engine or a backend.
 
+mod bounds;
+
 use super::*;
 use crate::kv::BlockId;
 
 fn limits() -> Limits {
-    Limits { max_sequences: 4, token_budget: 32, prefix_cache: true, stall_limit: 100 }
+    Limits {
+        max_sequences: 4,
+        token_budget: 32,
+        prefix_cache: true,
+        block_ahead: false,
+        stall_limit: 100,
+    }
 }
 
 fn id(priority: Priority, request: u64) -> SequenceId {

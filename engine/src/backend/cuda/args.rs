@@ -30,9 +30,11 @@ macro_rules! structs {
 
 structs! {
     /// Counts of one step.
-    Step = 16 { rows: u32, tasks: u32, whole: u32, screened: u32 }
+    Step = 32 { rows: u32, tasks: u32, whole: u32, screened: u32, carry: u32, unused: [u32; 3] }
 
-    EmbedArgs = 40 { step: Address, tokens: Address, table: Address, residual: Address, width: u32, dtype: u32 }
+    EmbedArgs = 48 {
+        step: Address, tokens: Address, carried: Address, table: Address, residual: Address, width: u32, dtype: u32,
+    }
 
     NormQuantizeArgs = 72 {
         step: Address, x: Address, weight: Address, weight2: Address, q: Address, scales: Address, sums: Address,
@@ -115,8 +117,8 @@ structs! {
         width: u32, capacity: u32,
     }
 
-    DrawArgs = 48 {
-        step: Address, rankings: Address, found_counts: Address, found: Address, drawn: Address,
+    DrawArgs = 56 {
+        step: Address, rankings: Address, found_counts: Address, found: Address, drawn: Address, carried: Address,
         capacity: u32, unused: u32,
     }
 
@@ -124,6 +126,8 @@ structs! {
     PeakArgs = 32 { from: Address, to: Address, count: u64, rounds: u32, unused: u32 }
 }
 
+/// `IS_CARRIED` of `args.cuh`.
+pub const IS_CARRIED: u32 = 1 << 31;
 /// Values of `LinearMode`.
 pub const LINEAR_STORE: u32 = 0;
 pub const LINEAR_ADD: u32 = 1;

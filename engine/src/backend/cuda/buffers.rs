@@ -165,6 +165,7 @@ pub struct Buffers {
     pub estimates: Address,  // (screened, padded vocab)
     pub lowest: Address,     // (screened, groups)
     pub highest: Address,    // (screened, groups)
+    pub carried: Address,    // (2, 2 * screened): tokens for later passes
     scores_bytes: usize,
     warps_max: usize,
     capacity: usize,
@@ -219,6 +220,7 @@ impl Buffers {
             estimates: arena.words(screened * shape.groups() * TILE_ROWS),
             lowest: arena.words(screened * shape.groups()),
             highest: arena.words(screened * shape.groups()),
+            carried: arena.words(4 * screened),
             scores_bytes,
             warps_max,
             capacity,

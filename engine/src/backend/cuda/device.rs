@@ -1,6 +1,7 @@
 //! The device as the backend uses it: memory, copies and kernels, all in one order.
 //!
-//! Calls take effect in the order in which they are made. [`Device::read`] is the only one that waits.
+//! Calls take effect in the order in which they are made. [`Device::read`] and [`Device::finish_read`] are the only ones
+//! that wait.
 
 use bytemuck::Pod;
 
@@ -80,6 +81,18 @@ pub struct Part<'a> {
     pub to: &'a mut [u8],
 }
 
+/// Most readings at once: of a step's decodes that were begun, of its other rows, and of the decodes that it begins.
+pub const READINGS: usize = 3;
+/// Most bytes of a [`Reading`].
+pub const READING_BYTES: usize = 64 << 10;
+
+/// A copy from the device that was begun. Beginning [`READINGS`] further ones forgets it.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    pub(super) slot: usize,
+    pub(super) bytes: usize,
+}
+
 /// A failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -135,6 +148,12 @@ pub trait Device: Send {
 
     /// Waits for all earlier calls and copies from the device.
     fn read(&mut self, parts: &mut [Part<'_>]) -> Result<(), DeviceError>;
+
+    /// Begins a copy of up to [`READING_BYTES`] bytes from the device, after all earlier calls.
+    fn begin_read(&mut self, from: Address, bytes: usize) -> Result<Reading, DeviceError>;
+
+    /// Waits for a copy, and for nothing that was called after it. Replaces `to`.
+    fn finish_read(&mut self, reading: Reading, to: &mut Vec<u8>) -> Result<(), DeviceError>;
 
     /// Copies on the device; the ranges must not overlap.
     fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;

@@ -1,7 +1,7 @@
 //! The device of the CUDA driver. The driver's library is loaded at run time.
 //!
 //! One context, one stream: calls take effect in the order in which they are made. Uploads and downloads
-//! go through pinned memory of this process, so only [`Device::read`] waits for the device.
+//! go through pinned memory of this process, so only reads wait for the device.
 //!
 //! Rules of the driver that the code follows:
 //! - A kernel's dynamic shared memory is at most the device's limit less the kernel's static shared memory.
@@ -23,7 +23,10 @@ use cudarc::driver::{
 };
 
 use super::{
-    device::{Address, Device, DeviceError, Launch, Part, Properties, Recording},
+    device::{
+        Address, Device, DeviceError, Launch, Part, Properties, READING_BYTES, READINGS, Reading,
+        Recording,
+    },
     error::CudaLoadError,
     modules::MODULES,
 };
@@ -79,7 +82,10 @@ pub struct Driver {
     kernels: HashMap<&'static str, Kernel>,
     allocations: Vec<sys::CUdeviceptr>,
     recordings: Vec<sys::CUgraphExec>,
-    pinned: *mut u8, // PINNED_BYTES bytes
+    pinned: *mut u8, // PINNED_BYTES + READINGS * READING_BYTES bytes
+    /// Events after the copies to the last parts of the pinned memory, and the part of the next copy.
+    readings: [sys::CUevent; READINGS],
+    next_reading: usize,
     /// Pinned bytes that unfinished copies may still use.
     pinned_used: usize,
     /// The context. The last field, because it is released after everything else is freed.
@@ -102,12 +108,19 @@ impl Driver {
             allocations: Vec::new(),
             recordings: Vec::new(),
             pinned: std::ptr::null_mut(),
+            readings: [std::ptr::null_mut(); READINGS],
+            next_reading: 0,
             pinned_used: 0,
             context,
         };
         // SAFETY: the context is current; the memory is freed when the value is dropped.
-        let pinned = unsafe { result::malloc_host(PINNED_BYTES, 0) };
+        let pinned = unsafe { result::malloc_host(PINNED_BYTES + READINGS * READING_BYTES, 0) };
         driver.pinned = pinned.map_err(|error| failure("pinning memory", error))?.cast();
+        for event in &mut driver.readings {
+            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+            *event = result::event::create(flags)
+                .map_err(|error| failure("creating an event", error))?;
+        }
         driver.load_modules().map_err(|error| failure("loading kernels", error))?;
         Ok(driver)
     }
@@ -135,6 +148,16 @@ impl Driver {
         f: impl FnOnce() -> Result<T, DriverError>,
     ) -> Result<T, DeviceError> {
         self.context.make_current().and_then(|()| f()).map_err(|error| failure(doing, error))
+    }
+
+    /// Returns the first bytes of the pinned memory of a reading.
+    ///
+    /// # Safety
+    /// No copy and no other slice uses them.
+    unsafe fn reading_part(&self, slot: usize, bytes: usize) -> &'static mut [u8] {
+        let start = PINNED_BYTES + slot * READING_BYTES;
+        // SAFETY: every part is within the allocation.
+        unsafe { std::slice::from_raw_parts_mut(self.pinned.add(start), bytes) }
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
@@ -218,6 +241,34 @@ impl Device for Driver {
         Ok(())
     }
 
+    fn begin_read(&mut self, from: Address, bytes: usize) -> Result<Reading, DeviceError> {
+        assert!(bytes <= READING_BYTES, "callers read larger ranges by `read`");
+        let (stream, slot) = (self.stream, self.next_reading);
+        self.next_reading = (slot + 1) % READINGS;
+        if bytes > 0 {
+            // SAFETY: the bytes are a part of the allocation that nothing but readings in this slot uses.
+            let to = unsafe { self.reading_part(slot, bytes) };
+            // SAFETY: callers read their allocations; the pinned bytes are read after the wait.
+            self.call("copying from the device", || unsafe {
+                result::memcpy_dtoh_async(to, from, stream)
+            })?;
+        }
+        let event = self.readings[slot];
+        // SAFETY: event and stream live as long as this value.
+        self.call("recording an event", || unsafe { result::event::record(event, stream) })?;
+        Ok(Reading { slot, bytes })
+    }
+
+    fn finish_read(&mut self, reading: Reading, to: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let event = self.readings[reading.slot];
+        // SAFETY: the event lives as long as this value.
+        self.call("waiting for the device", || unsafe { result::event::synchronize(event) })?;
+        to.clear();
+        // SAFETY: the copy has ended, and the next one in this slot has not begun.
+        to.extend_from_slice(unsafe { self.reading_part(reading.slot, reading.bytes) });
+        Ok(())
+    }
+
     fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
         let stream = self.stream;
         // SAFETY: callers copy within what they allocated.
@@ -293,6 +344,9 @@ impl Drop for Driver {
             }
             for module in self.modules.drain(..) {
                 let _ = result::module::unload(module);
+            }
+            for event in self.readings.into_iter().filter(|event| !event.is_null()) {
+                let _ = result::event::destroy(event);
             }
             if !self.pinned.is_null() {
                 let _ = result::free_host(self.pinned.cast());

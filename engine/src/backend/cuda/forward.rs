@@ -85,6 +85,7 @@ impl Pass<'_> {
         let args = EmbedArgs {
             step: self.inputs.step,
             tokens: self.inputs.tokens,
+            carried: self.buffers.carried,
             table: self.weights.embedding,
             residual: self.buffers.residual,
             width: self.shape.hidden as u32,

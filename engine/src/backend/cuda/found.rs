@@ -1,6 +1,11 @@
 //! What the screen has found, as downloaded from the device.
 
-use super::{args::Found, buffers::Outputs, device::Part, plan::Wanted};
+use super::{
+    args::Found,
+    buffers::Outputs,
+    device::{Address, Part},
+    plan::Wanted,
+};
 use crate::backend::TokenLogit;
 
 /// Tokens and logits of each screened position, by ascending token.
@@ -9,7 +14,8 @@ pub type Lists = Vec<Vec<TokenLogit>>;
 /// The outputs of the screen of one pass. Reused between passes.
 #[derive(Debug, Default)]
 pub struct Downloaded {
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
+    from: Address,
     /// Offsets of the drawn tokens and of the candidates.
     drawn: usize,
     found: usize,
@@ -17,17 +23,28 @@ pub struct Downloaded {
 }
 
 impl Downloaded {
-    /// Returns the range to download for these rows: the candidates only if a row needs more than its first token.
-    pub fn part(&mut self, outputs: &Outputs, rows: &[Wanted], capacity: usize) -> Part<'_> {
+    /// Takes the outputs of these rows; returns the range to download: with the candidates only if a row needs more than its
+    /// first token.
+    pub fn begin(
+        &mut self,
+        outputs: &Outputs,
+        rows: &[Wanted],
+        capacity: usize,
+    ) -> (Address, usize) {
         let offset = |at| (at - outputs.found_counts) as usize;
         (self.drawn, self.found) = (offset(outputs.drawn), offset(outputs.found));
-        self.capacity = capacity;
+        (self.from, self.capacity) = (outputs.found_counts, capacity);
         let len = match rows.iter().all(Wanted::is_single) {
             true => self.drawn + rows.len() * size_of::<Found>(),
             false => self.found + rows.len() * capacity * size_of::<Found>(),
         };
+        (self.from, if rows.is_empty() { 0 } else { len })
+    }
+
+    /// Returns the part to download, for [`begin`](Self::begin)'s length.
+    pub fn part(&mut self, len: usize) -> Part<'_> {
         self.bytes.resize(len, 0);
-        Part { from: outputs.found_counts, to: &mut self.bytes }
+        Part { from: self.from, to: &mut self.bytes }
     }
 
     /// Returns the number of candidates of a row; above the capacity, its logits are not known.

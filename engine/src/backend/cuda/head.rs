@@ -127,6 +127,7 @@ impl Pass<'_> {
             found_counts: outputs.found_counts,
             found: outputs.found,
             drawn: outputs.drawn,
+            carried: buffers.carried,
             capacity,
             unused: 0,
         };

@@ -1,15 +1,18 @@
 //! The CUDA backend: the same forward pass as the CPU's, by the kernels of `kernels/cuda`.
 //!
 //! A step waits for the device once: the host uploads tokens, positions, block tables and attention tasks
-//! together, launches (or replays, if a step of that size was recorded) and downloads the logits. Buffers are
+//! together, launches (or replays, if a step of that size was recorded) and downloads the logits. Meanwhile the device
+//! already computes the decodes that will probably follow (`ahead`). Buffers are
 //! allocated once, for passes of bounded size; larger steps are several passes. The results of a row depend
 //! neither on the pass nor on the kernels chosen for its size.
 //!
 //! [`device::Device`] is the device as the backend uses it; `driver` implements it with the CUDA driver. On machines
 //! without a GPU, tests load a driver that runs the same kernels on the processor (`emulated`).
 
+mod ahead;
 mod args;
 mod attention;
+mod backend;
 mod buffers;
 mod cost;
 mod device;

@@ -157,6 +157,7 @@ impl Image {
         &mut self,
         (part, chunks): (&[Piece], &[Chunk<'_>]),
         (whole, screened): (&[usize], &[Wanted]),
+        carry: usize,
         inputs: &Inputs,
         bucket: &Bucket,
         shape: &Shape,
@@ -195,6 +196,8 @@ impl Image {
             tasks: tasks.len() as u32,
             whole: whole.len() as u32,
             screened: screened.len() as u32,
+            carry: carry as u32,
+            unused: [0; 3],
         };
         put(bytes, inputs, inputs.step, 0, [step]);
         put(bytes, inputs, inputs.whole, 0, whole.iter().map(|row| *row as u32));

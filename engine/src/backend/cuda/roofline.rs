@@ -108,6 +108,7 @@ pub(super) fn of_backend(
     workload: &Workload,
     timing: &Timing,
 ) -> Result<Rooflines, RooflineError> {
+    backend.state.alone = true;
     let device = backend.device.properties().clone();
     let peaks = Peaks::measure(backend.device.as_mut(), timing)?;
     let sequences = Sequences::new(workload, backend.vocab_size());

@@ -2,6 +2,8 @@
 //! of whole numbers. The host computes the expected outputs from the trits. A model does not start on a device that
 //! computes other outputs.
 
+use bytemuck::Zeroable as _;
+
 use super::{
     args::{LINEAR_STORE, Step},
     buffers::{AttentionMode, Bucket},
@@ -102,7 +104,7 @@ fn test(
         .flat_map(|row| (0..ternary.cols).map(move |i| (row, i)))
         .map(|(row, i)| if i == 0 { 127.0 } else { wave(i + row * 7919) as f32 })
         .collect();
-    let step = Step { rows: rows as u32, tasks: 0, whole: 0, screened: 0 };
+    let step = Step { rows: rows as u32, ..Step::zeroed() };
     let (from, to) = (backend.buffers.residual, backend.buffers.gate);
     let launches = {
         let pass = backend.pass_of(&bucket);

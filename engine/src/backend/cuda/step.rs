@@ -1,10 +1,11 @@
-//! A step on the device. Each pass is one upload, the launches, and one download.
+//! Passes on the device: one upload, the launches, and one download. `ahead.rs` chooses the passes of a step.
 
 use std::collections::HashMap;
 
 use super::{
+    ahead::Ahead,
     buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity},
-    device::{Address, Device, DeviceError, Launch, Part, Recording},
+    device::{Address, Device, DeviceError, Launch, Part, Reading, Recording},
     forward::Pass,
     found::{Downloaded, Lists},
     plan::{self, AllWanted, Image, Piece, Wanted},
@@ -13,11 +14,8 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{
-        Backend, Chunk, Logits, Ranking, StepError, cpu::screen::SCREEN_SHARE, logits, positions,
-    },
+    backend::{Chunk, Ranking, cpu::screen::SCREEN_SHARE, logits},
     config::ModelConfig,
-    kv::BlockId,
 };
 
 /// Above one candidate per this many tokens, candidates cost more than a second digit.
@@ -46,12 +44,25 @@ pub(super) struct State {
     recordings: HashMap<Bucket, Recording>,
     image: Image,
     found: Downloaded,
+    /// Decodes that the last step has begun.
+    pub(super) ahead: Ahead,
+    /// Whether steps begin no decodes, so that they can be measured one by one.
+    pub(super) alone: bool,
     /// Candidates of the last step's screened rows.
     pub(super) candidates: usize,
     /// Scratch of the check of a step.
-    written: Vec<u64>,
+    pub(super) written: Vec<u64>,
     /// Whether one digit has ever left too many candidates; later steps then use two.
     pub(super) coarse: bool,
+}
+
+/// A pass without a wait, and its outputs.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    reading: Reading,
+    found: Downloaded,
+    screened: Vec<Wanted>,
+    digits: usize,
 }
 
 /// A part of a step, and its attention kernels.
@@ -73,7 +84,7 @@ struct OfPass<'a> {
 
 impl CudaBackend {
     /// Returns whether the screen finds the first tokens of a ranking. It keeps nothing for further looks.
-    fn screens(&self, ranking: &Ranking) -> bool {
+    pub(super) fn screens(&self, ranking: &Ranking) -> bool {
         let count = ranking.count;
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.head.screen.is_some()
@@ -82,17 +93,15 @@ impl CudaBackend {
             && count <= room
     }
 
-    fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), DeviceError> {
-        let parts = plan::cut(chunks, &self.limits);
-        logits.clear(self.shape.vocab);
-        self.state.candidates = 0;
-        logits.lay_out(chunks.iter().flat_map(|chunk| {
-            let wanted = chunk.logits.wanted(0..chunk.tokens.len());
-            wanted.map(|(_, ranking)| ranking.is_none_or(|ranking| !self.screens(&ranking)))
-        }));
+    /// Runs chunks in as many passes as they need, and waits. Writes all logits of whole rows to `all`; returns the first tokens
+    /// of the others, in the order of the chunks.
+    pub(super) fn run_all(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        mut all: &mut [f32],
+    ) -> Result<Lists, DeviceError> {
         let mut lists = Lists::new();
-        let mut all = logits.all_mut();
-        for part in &parts {
+        for part in &plan::cut(chunks, &self.limits) {
             let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
             let (attention, reach) = self.attention(part, chunks);
             let work = Work { part, chunks, attention, reach };
@@ -100,8 +109,39 @@ impl CudaBackend {
             self.run_part(&work, &wanted, here, &mut lists)?;
             all = rest;
         }
-        logits.set_largest(lists.iter().map(Vec::as_slice));
-        Ok(())
+        Ok(lists)
+    }
+
+    /// Starts chunks that need the first token of some rankings and nothing else, without a wait. The tokens are carried to
+    /// later passes from index `carry` on. `None` if that takes several passes.
+    pub(super) fn begin(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        carry: usize,
+    ) -> Result<Option<InFlight>, DeviceError> {
+        let parts = plan::cut(chunks, &self.limits);
+        let [part] = &parts[..] else { return Ok(None) };
+        let AllWanted { whole, screened } =
+            plan::wanted(part, chunks, |ranking| self.screens(ranking));
+        let singles = screened.iter().all(Wanted::is_single);
+        if !whole.is_empty() || !singles || screened.len() > self.limits.screened {
+            return Ok(None);
+        }
+        let (attention, reach) = self.attention(part, chunks);
+        let work = Work { part, chunks, attention, reach };
+        let rows = OfPass { whole: &[], screened: &screened, first: true };
+        let (digits, outputs) = self.start(&work, rows, carry)?;
+        let mut found = Downloaded::default();
+        let (from, bytes) = found.begin(&outputs, &screened, capacity(&self.shape));
+        let reading = self.device.begin_read(from, bytes)?;
+        Ok(Some(InFlight { reading, found, screened, digits }))
+    }
+
+    /// Waits for a pass. Returns the first token of each screened row, none for rows that it does not decide.
+    pub(super) fn finish(&mut self, pass: InFlight) -> Result<Lists, DeviceError> {
+        let InFlight { reading, mut found, screened, digits } = pass;
+        self.device.finish_read(reading, &mut found.bytes)?;
+        Ok(self.collect(&found, &screened, digits))
     }
 
     /// Chooses the attention kernels of a part, and the room for scores in positions.
@@ -161,8 +201,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Runs one upload, the launches and one download. Adds rows with more candidates than fit to `overflowed`, with the
-    /// index of their list.
+    /// Runs one upload, the launches and one download. Adds rows that are not decided to `overflowed`, with the index of
+    /// their list.
     fn pass(
         &mut self,
         work: &Work<'_>,
@@ -171,29 +211,49 @@ impl CudaBackend {
         lists: &mut Lists,
         overflowed: &mut Vec<(usize, Wanted)>,
     ) -> Result<(), DeviceError> {
+        let (digits, outputs) = self.start(work, rows, 0)?;
+        self.download(&outputs, rows, all)?;
+        let found = std::mem::take(&mut self.state.found);
+        for (list, wanted) in
+            self.collect(&found, rows.screened, digits).into_iter().zip(rows.screened)
+        {
+            if list.is_empty() {
+                overflowed.push((lists.len(), *wanted));
+            }
+            lists.push(list);
+        }
+        self.state.found = found;
+        Ok(())
+    }
+
+    /// Uploads the inputs of a pass and launches it; returns the digits of its screen.
+    fn start(
+        &mut self,
+        work: &Work<'_>,
+        rows: OfPass<'_>,
+        carry: usize,
+    ) -> Result<(usize, Outputs), DeviceError> {
         let bucket = self.bucket(work, rows.whole.len(), rows.screened.len());
         let (inputs, outputs) =
             (self.buffers.inputs(&bucket, &self.shape), self.buffers.outputs(&bucket));
         let image = &mut self.state.image;
         let wanted = (rows.whole, rows.screened);
-        image.write((work.part, work.chunks), wanted, &inputs, &bucket, &self.shape);
+        image.write((work.part, work.chunks), wanted, carry, &inputs, &bucket, &self.shape);
         self.device.write(inputs.step, image.bytes())?;
         self.launch(&bucket, &outputs, rows.first)?;
-        self.download(&outputs, rows, all)?;
-        let mut total = 0;
-        for (place, wanted) in rows.screened.iter().enumerate() {
-            let count = self.state.found.count(place);
-            total += count.min(self.shape.vocab);
-            if count > capacity(&self.shape) {
-                overflowed.push((lists.len(), *wanted));
-            }
-            lists.push(self.state.found.of_row(place, wanted.is_single()));
-        }
+        Ok((bucket.digits, outputs))
+    }
+
+    /// Lists what the screen has found of each row; nothing of rows that it does not decide.
+    fn collect(&mut self, found: &Downloaded, rows: &[Wanted], digits: usize) -> Lists {
+        let candidates = |row| found.count(row).min(self.shape.vocab);
+        let total: usize = (0..rows.len()).map(candidates).sum();
         self.state.candidates += total;
-        if bucket.digits == 1 && total > rows.screened.len() * self.shape.vocab / ONE_DIGIT_SHARE {
+        if digits == 1 && total > rows.len() * self.shape.vocab / ONE_DIGIT_SHARE {
             self.state.coarse = true;
         }
-        Ok(())
+        let rows = rows.iter().enumerate();
+        rows.map(|(row, wanted)| found.of_row(row, wanted.is_single())).collect()
     }
 
     fn bucket(&self, work: &Work<'_>, whole: usize, screened: usize) -> Bucket {
@@ -273,74 +333,14 @@ impl CudaBackend {
         all: &mut [f32],
     ) -> Result<(), DeviceError> {
         let mut parts = Vec::new();
-        if !rows.screened.is_empty() {
-            parts.push(self.state.found.part(outputs, rows.screened, capacity(&self.shape)));
+        let (_, bytes) = self.state.found.begin(outputs, rows.screened, capacity(&self.shape));
+        if bytes > 0 {
+            parts.push(self.state.found.part(bytes));
         }
         if !all.is_empty() {
             parts.push(Part { from: outputs.logits, to: bytemuck::cast_slice_mut(all) });
         }
         // It waits without outputs, too: the engine measures the time of every step.
         self.device.read(&mut parts)
-    }
-}
-
-impl Backend for CudaBackend {
-    fn vocab_size(&self) -> usize {
-        self.shape.vocab
-    }
-
-    fn block_count(&self) -> usize {
-        self.block_count
-    }
-
-    fn weight_bytes(&self) -> Option<usize> {
-        Some(self.weights.step_bytes)
-    }
-
-    fn numerics_class(&self) -> &str {
-        &self.numerics_class
-    }
-
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
-        positions::check(chunks, &self.config, self.block_count, &mut self.state.written)?;
-        self.run(chunks, logits).map_err(failure)
-    }
-
-    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
-        let (bytes, from_at, to_at) = (self.block_bytes(), self.block_at(from), self.block_at(to));
-        // The ranges of a copy must not overlap.
-        if from == to { Ok(()) } else { self.device.copy(from_at, to_at, bytes).map_err(failure) }
-    }
-
-    fn block_bytes(&self) -> usize {
-        self.shape.kv_block_bytes()
-    }
-
-    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
-        let (from, before) = (self.block_at(block), content.len());
-        content.resize(before + self.block_bytes(), 0);
-        self.device.read(&mut [Part { from, to: &mut content[before..] }]).map_err(failure)
-    }
-
-    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
-        assert_eq!(content.len(), self.block_bytes(), "the content of one block");
-        self.device.write(self.block_at(block), content).map_err(failure)
-    }
-}
-
-fn failure(error: DeviceError) -> StepError {
-    match error {
-        DeviceError::Sticky { .. } | DeviceError::Lost { .. } => {
-            StepError::DeviceLost(Box::new(error))
-        }
-        _ => StepError::Device(Box::new(error)),
-    }
-}
-
-impl CudaBackend {
-    /// Returns the address of a block's keys and values.
-    fn block_at(&self, block: BlockId) -> Address {
-        assert!((block.0 as usize) < self.block_count, "a block of this pool");
-        self.kv_base + u64::from(block.0) * self.block_bytes() as u64
     }
 }

@@ -1,5 +1,6 @@
 //! Tests on the emulated driver or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real device.
 
+mod ahead;
 mod checks;
 mod equality;
 mod launches;

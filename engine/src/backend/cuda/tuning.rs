@@ -133,6 +133,7 @@ pub(super) fn of_backend(
     workload: &Workload,
     seconds: f64,
 ) -> Result<Vec<Trial>, RooflineError> {
+    backend.state.alone = true;
     let sequences = Sequences::new(workload, backend.vocab_size());
     let total = workload.batch_max() * workload.prompt_tokens;
     sequences.run_prompts(backend, workload.batch_max(), &mut Logits::default())?;

@@ -12,15 +12,21 @@ struct Step {
     u32 rows;      // tokens of the step
     u32 tasks;     // attention tasks
     u32 whole;     // rows that need all logits
-    u32 screened;  // rows that need the largest logits
+    u32 screened;  // rows that need the first tokens of a ranking
+    u32 carry;     // index in `carried` of the first screened row's token
+    u32 unused[3];
 };
+
+// A bit of an element of `tokens`: the token is the element of `carried` with the index in the other bits.
+constexpr u32 IS_CARRIED = 0x80000000u;
 
 // Element types of the embedding and of the head.
 enum Dtype : u32 { DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2, DTYPE_I8 = 3 };
 
 struct EmbedArgs {
     const Step* step;
-    const u32* tokens;  // (rows)
+    const u32* tokens;  // (rows): tokens, or indices with IS_CARRIED
+    const u32* carried;
     const void* table;  // (vocab, width) of dtype: f32, f16 or bf16
     float* residual;    // (rows, width)
     u32 width;
@@ -254,6 +260,7 @@ struct DrawArgs {
     u32* found_counts;           // (screened): changed to capacity + 1 if the candidates do not decide the first token
     const Found* found;          // (screened, capacity)
     Found* drawn;                // (screened): the first token of the rows that need a single one
+    u32* carried;                // the same tokens from index step->carry on, for later passes; 0 if not decided
     u32 capacity;
     u32 unused;
 };

@@ -12,7 +12,9 @@ template <class E> __device__ __forceinline__ void widen_row(const void* table, 
 KERNEL(256) embed(const EmbedArgs args) {
     u32 row = blockIdx.x;
     if (row >= args.step->rows) return;
-    u64 at = u64(args.tokens[row]) * args.width;
+    u32 token = args.tokens[row];
+    if (token & IS_CARRIED) token = args.carried[token & ~IS_CARRIED];
+    u64 at = u64(token) * args.width;
     float* out = args.residual + u64(row) * args.width;
     switch (args.dtype) {
         case DTYPE_F16: widen_row<F16>(args.table, at, args.width, out); break;

@@ -75,7 +75,10 @@ KERNEL(32) draw(const DrawArgs args) {
     if (row >= args.step->screened) return;
     RowRanking ranking = args.rankings[row];
     u32 count = args.found_counts[row];
-    if (!ranking.single || count > args.capacity) return;
+    if (!ranking.single) return;
+    u32* carried = args.carried + args.step->carry + row;
+    if (lane == 0) *carried = 0;
+    if (count > args.capacity) return;
     const Found* found = args.found + u64(row) * args.capacity;
     constexpr u32 NONE = 0xffffffffu;
     double most = minus_infinity();
@@ -95,6 +98,10 @@ KERNEL(32) draw(const DrawArgs args) {
         else equal |= of_other == most;
     }
     if (lane != 0) return;
-    if (best != NONE && !equal && !unordered) args.drawn[row] = found[best];
-    else args.found_counts[row] = args.capacity + 1;
+    if (best != NONE && !equal && !unordered) {
+        args.drawn[row] = found[best];
+        *carried = found[best].token;
+    } else {
+        args.found_counts[row] = args.capacity + 1;
+    }
 }

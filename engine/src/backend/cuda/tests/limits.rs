@@ -198,7 +198,7 @@ fn copies_and_allocations_have_bounds() {
 /// Allocates memory for kernels that read a step and write outputs; its start is a step of one row.
 fn step(device: &mut Driver) -> u64 {
     let at = device.allocate(64 << 10).expect("the memory is free");
-    let step = Step { rows: 1, tasks: 0, whole: 0, screened: 0 };
+    let step = Step { rows: 1, ..Step::zeroed() };
     device.write(at, bytemuck::bytes_of(&step)).expect("it was allocated");
     at
 }
@@ -253,6 +253,7 @@ fn an_access_outside_of_allocations_is_an_error_that_stays() {
     let Some(mut device) = emulated_device(ordinals::OUT_OF_BOUNDS) else { return };
     let at = step(&mut device);
     let args = EmbedArgs {
+        carried: 0,
         step: at,
         tokens: at,
         table: at + 4096,
@@ -299,8 +300,15 @@ fn a_recording_keeps_its_arguments_and_may_be_empty() {
     device.replay(empty).expect("it does nothing");
     let (from, to) = (at + 4096, at + 8192);
     device.write(from, bytemuck::cast_slice(&[7.0f32; 32])).expect("it was allocated");
-    let args =
-        EmbedArgs { step: at, tokens: at + 64, table: from, residual: to, width: 32, dtype: 0 };
+    let args = EmbedArgs {
+        step: at,
+        tokens: at + 64,
+        carried: 0,
+        table: from,
+        residual: to,
+        width: 32,
+        dtype: 0,
+    };
     device.write(at + 64, &[0; 4]).expect("it was allocated");
     let mut launches = [Launch { kernel: "embed", args: Args::of(&args), ..idle() }];
     let recording = device.record(&launches).expect("the launch is recorded");

@@ -151,6 +151,37 @@ API cuStreamSynchronize(Stream* stream) {
     return context->error;
 }
 
+API cuEventCreate(Event** event, u32 flags) {
+    ENTER_UNSAFE;
+    if (flags > 3) return INVALID_VALUE;
+    *event = context->events.make();
+    return SUCCESS;
+}
+
+API cuEventRecord(Event* event, Stream* stream) {
+    ENTER;
+    if (!context->events.has(event) || !context->streams.has(stream)) return INVALID_HANDLE;
+    if (stream->capture) return stream->invalidate();  // the engine never captures an event
+    event->stream = stream;
+    u64 recording = ++event->recorded;
+    return stream->add([reached = event->reached, recording] {
+        *reached = recording;
+        return SUCCESS;
+    });
+}
+
+API cuEventSynchronize(Event* event) {
+    ENTER_UNSAFE;
+    if (!context->events.has(event)) return INVALID_HANDLE;
+    context->wait_for(*event);
+    return context->error;
+}
+
+API cuEventDestroy_v2(Event* event) {
+    ENTER;
+    return context->events.remove(event) ? SUCCESS : INVALID_HANDLE;
+}
+
 API cuStreamBeginCapture_v2(Stream* stream, int mode) {
     ENTER;
     if (!context->streams.has(stream)) return INVALID_HANDLE;

@@ -90,6 +90,13 @@ struct Stream {
     }
 };
 
+// Counts the recordings of an event: those that a stream was given, and those that it has reached.
+struct Event {
+    std::shared_ptr<u64> reached = std::make_shared<u64>(0);
+    u64 recorded = 0;
+    Stream* stream = nullptr;
+};
+
 struct Function {
     KernelInfo info;
     Kernel run;
@@ -142,6 +149,7 @@ struct Context {
     Handles<Stream> streams;
     Handles<Graph> graphs;
     Handles<GraphExec> graph_execs;
+    Handles<Event> events;
     Handles<Module> modules;
 
     void begin(const Device* of) {
@@ -153,7 +161,7 @@ struct Context {
     void end() {
         while (!allocations.empty()) free(allocations.begin()->first);
         for (auto& [address, bytes] : pinned) ::free(reinterpret_cast<void*>(address));
-        pinned.clear(), streams.clear(), graphs.clear(), graph_execs.clear(), modules.clear();
+        pinned.clear(), streams.clear(), graphs.clear(), graph_execs.clear(), events.clear(), modules.clear();
     }
 
     // Each allocation is at the end of its mapping and is followed by an unmapped page.
@@ -208,6 +216,15 @@ struct Context {
         for (const Operation& operation : queue) {
             if (error == SUCCESS) error = operation();
         }
+    }
+
+    // Executes no more of the stream's work than the event needs.
+    void wait_for(Event& event) {
+        if (!event.stream || !streams.has(event.stream)) return;
+        std::vector<Operation>& queue = event.stream->queue;
+        size_t done = 0;
+        while (*event.reached < event.recorded && done < queue.size() && error == SUCCESS) error = queue[done++]();
+        queue.erase(queue.begin(), queue.begin() + done);
     }
 
     void wait_for_all() {

@@ -187,8 +187,10 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
     run((std::string("rescore") + head.suffix).c_str(), {3, rows, 1}, 128, 0,
         RescoreArgs{&step, head.stored, head.scales_or_null(), x.data(), found_counts.data(), found.data(), width, capacity});
     vector<Found> drawn(rows, {~0u, NAN});
+    vector<u32> carried(rows + 5, ~0u);
+    step.carry = 5;
     vector<u32> candidates = found_counts;
-    run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), capacity, 0});
+    run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), carried.data(), capacity, 0});
     size_t total = 0;
     for (u32 r = 0; r < rows; r++) {
         auto normed = reference::rms_norm(&residual[wanted[r] * width], weight.data(), width, 1e-5f);
@@ -209,6 +211,8 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
         double least = sorted[rankings[r].count - 1] - rankings[r].within;
         for (u32 v = 0; v < vocab; v++)
             if (values[v] >= least && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
+        u32 wanted_carried = !rankings[r].single ? ~0u : found_counts[r] > capacity ? 0 : drawn[r].token;
+        if (carried[5 + r] != wanted_carried) printf("carried %u, not %u\n", carried[5 + r], wanted_carried), exit(1);
         check_drawn(rankings[r], values, drawn[r], logits, found_counts[r], candidates[r], capacity);
         total += candidates[r];
     }

@@ -1,0 +1,240 @@
+//! The passes of a step, and the decodes that the device computes before they are asked for.
+//!
+//! While the host handles the tokens of one step, the device already computes the next: the draws of a pass leave their tokens
+//! in device memory, where the next pass takes them, and the host uploads everything else. A later step takes the results of
+//! a row only if it asks for exactly that row: token, position, blocks and ranking. What is not taken is forgotten, and the keys and
+//! values that it wrote lie behind the sequence's last position, where a later pass writes before it reads. So results are the same
+//! as without.
+
+use std::ops::Range;
+
+use super::{
+    args::IS_CARRIED,
+    device::DeviceError,
+    found::Lists,
+    step::{CudaBackend, InFlight},
+};
+use crate::{
+    backend::{Chunk, Logits, LogitsFor, Ranking, logits},
+    kv::{BLOCK_TOKENS, BlockId, blocks_for},
+};
+
+/// Share of rows not taken above which no decodes are begun.
+const MISSES_MAX: f32 = 0.25;
+/// Share of the last step in the average of misses.
+const NEW: f32 = 0.2;
+
+/// The decodes that may follow a step.
+#[derive(Debug, Default)]
+pub struct Ahead {
+    rows: Vec<Row>,
+    /// Block tables, one after another.
+    blocks: Vec<BlockId>,
+    /// `None` if the device does not compute them.
+    pass: Option<InFlight>,
+    /// The half of the carried tokens for the draws of this pass.
+    half: usize,
+    /// Average share of rows that were not asked for.
+    misses: f32,
+    /// Rows that were taken since the start.
+    pub taken: usize,
+}
+
+/// A sequence's next decode.
+#[derive(Debug)]
+struct Row {
+    /// Index of the chunk before it.
+    chunk: usize,
+    /// `None` if the chunk's token is not known.
+    token: Option<u32>,
+    position: usize,
+    blocks: Range<usize>,
+    ranking: Ranking,
+}
+
+impl Ahead {
+    /// Finds the rows that chunks ask for.
+    fn find(&self, chunks: &[Chunk<'_>]) -> Vec<Option<usize>> {
+        let mut next = 0;
+        let find = |chunk: &Chunk<'_>| {
+            let (&[token], LogitsFor::Largest(ranking)) = (chunk.tokens, chunk.logits) else {
+                return None;
+            };
+            let is_it = |row: &Row| {
+                row.position == chunk.position
+                    && row.token == Some(token)
+                    && row.ranking == ranking
+                    && chunk.blocks.starts_with(&self.blocks[row.blocks.clone()])
+            };
+            // Sequences mostly keep their order.
+            let (before, after) = self.rows.split_at(next);
+            let found = after.iter().position(is_it).map(|place| next + place);
+            let found = found.or_else(|| before.iter().position(is_it));
+            next = found.map_or(next, |found| found + 1);
+            found
+        };
+        chunks.iter().map(find).collect()
+    }
+
+    /// Returns whether the device computes the decodes.
+    #[cfg(test)]
+    pub fn is_begun(&self) -> bool {
+        self.pass.is_some()
+    }
+
+    /// Returns the average share of misses, with those of a step that asked for so many of the rows.
+    fn misses_with(&self, found: usize) -> f32 {
+        if self.rows.is_empty() {
+            return self.misses;
+        }
+        let of_step = 1.0 - found as f32 / self.rows.len() as f32;
+        (1.0 - NEW) * self.misses + NEW * of_step
+    }
+}
+
+impl CudaBackend {
+    /// Runs a step.
+    pub(super) fn run(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        logits: &mut Logits,
+    ) -> Result<(), DeviceError> {
+        logits.clear(self.shape.vocab);
+        logits.lay_out(chunks.iter().flat_map(|chunk| {
+            let wanted = chunk.logits.wanted(0..chunk.tokens.len());
+            wanted.map(|(_, ranking)| ranking.is_none_or(|ranking| !self.screens(&ranking)))
+        }));
+        self.state.candidates = 0;
+        let before = std::mem::take(&mut self.state.ahead);
+        let found = before.find(chunks);
+        let found_count = found.iter().flatten().count();
+        let misses = before.misses_with(found_count);
+        let is_taken = |chunk: usize| before.pass.is_some() && found[chunk].is_some();
+        let rest: Vec<usize> = (0..chunks.len()).filter(|chunk| !is_taken(*chunk)).collect();
+        let of_rest: Vec<Chunk<'_>> = rest.iter().map(|chunk| chunks[*chunk]).collect();
+
+        let mut lists = vec![Lists::new(); chunks.len()];
+        let (carried_at, rows) = (self.half_at(before.half), before.rows.len());
+        let mut carried = vec![None; chunks.len()];
+        let pass = if rest.is_empty() { None } else { self.begin(&of_rest, carried_at + rows)? };
+        if pass.is_none() && !rest.is_empty() {
+            let flat = self.run_all(&of_rest, logits.all_mut())?;
+            self.spread(flat, &rest, chunks, &mut lists);
+        }
+        let draws = |chunk: &&usize| matches!(chunks[**chunk].logits, LogitsFor::Largest(_));
+        let drawing: Vec<usize> = rest.iter().filter(draws).copied().collect();
+        if pass.is_some() {
+            let places = carried_at + rows..;
+            drawing.iter().zip(places).for_each(|(chunk, place)| carried[*chunk] = Some(place));
+        }
+        for (chunk, row) in found.iter().enumerate().filter(|(chunk, _)| is_taken(*chunk)) {
+            carried[chunk] = row.map(|row| carried_at + row);
+        }
+        let (taken, half) = (before.taken + chunks.len() - rest.len(), 1 - before.half);
+        let mut next =
+            self.begin_ahead(chunks, &carried, Ahead { half, misses, ..Ahead::default() })?;
+        next.taken = taken;
+
+        if let Some(ahead) = before.pass.filter(|_| taken > before.taken) {
+            let of_rows = self.finish(ahead)?;
+            for (lists, row) in lists.iter_mut().zip(&found) {
+                lists.extend(row.map(|row| of_rows[row].clone()));
+            }
+        }
+        if let Some(pass) = pass {
+            for (chunk, list) in drawing.iter().zip(self.finish(pass)?) {
+                lists[*chunk].push(list);
+            }
+        }
+        for row in &mut next.rows {
+            row.token =
+                lists[row.chunk].first().and_then(|list| list.first()).map(|found| found.id);
+        }
+        self.decide(chunks, &mut lists)?;
+        self.state.ahead = next;
+        logits.set_largest(lists.iter().flatten().map(Vec::as_slice));
+        Ok(())
+    }
+
+    /// Returns the index of the first token of one half of those that are carried.
+    fn half_at(&self, half: usize) -> usize {
+        half * 2 * self.limits.screened
+    }
+
+    /// Gives the lists of some chunks' positions to their chunks.
+    fn spread(&self, flat: Lists, of: &[usize], chunks: &[Chunk<'_>], lists: &mut [Lists]) {
+        let mut flat = flat.into_iter();
+        for &index in of {
+            let chunk = &chunks[index];
+            let wanted = chunk.logits.wanted(0..chunk.tokens.len());
+            let screened = wanted.filter(|(_, ranking)| ranking.is_some_and(|r| self.screens(&r)));
+            lists[index].extend(flat.by_ref().take(screened.count()));
+        }
+    }
+
+    /// Computes all logits of the rows that their passes did not decide, after which later passes have overwritten their hidden
+    /// rows, and lists the first tokens.
+    fn decide(&mut self, chunks: &[Chunk<'_>], lists: &mut [Lists]) -> Result<(), DeviceError> {
+        let undecided: Vec<usize> = (0..chunks.len())
+            .filter(|chunk| lists[*chunk].first().is_some_and(Vec::is_empty))
+            .collect();
+        if undecided.is_empty() {
+            return Ok(());
+        }
+        let again = |chunk: &usize| Chunk { logits: LogitsFor::Last, ..chunks[*chunk] };
+        let again: Vec<Chunk<'_>> = undecided.iter().map(again).collect();
+        let mut all = vec![0.0; again.len() * self.shape.vocab];
+        self.run_all(&again, &mut all)?;
+        for (chunk, all) in undecided.into_iter().zip(all.chunks_exact(self.shape.vocab)) {
+            if let LogitsFor::Largest(ranking) = &chunks[chunk].logits {
+                lists[chunk] = vec![logits::first(all, ranking)];
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the decodes after chunks whose tokens are carried, if they will probably be asked for. Tables of blocks tell which
+    /// positions a sequence may write.
+    fn begin_ahead(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        carried: &[Option<usize>],
+        mut ahead: Ahead,
+    ) -> Result<Ahead, DeviceError> {
+        let most = self.limits.screened.min(self.limits.rows);
+        let mut tokens = Vec::new();
+        for (index, (chunk, carried)) in chunks.iter().zip(carried).enumerate() {
+            let (Some(carried), LogitsFor::Largest(ranking)) = (carried, chunk.logits) else {
+                continue;
+            };
+            let position = chunk.position + chunk.tokens.len();
+            let has_room = position < chunk.blocks.len() * BLOCK_TOKENS;
+            if !has_room || position >= self.config.context_length || tokens.len() == most {
+                continue;
+            }
+            tokens.push(IS_CARRIED | *carried as u32);
+            let start = ahead.blocks.len();
+            ahead.blocks.extend_from_slice(&chunk.blocks[..blocks_for(position + 1)]);
+            let (blocks, ranking) = (start..ahead.blocks.len(), ranking.next());
+            ahead.rows.push(Row { chunk: index, token: None, position, blocks, ranking });
+        }
+        if tokens.is_empty() || ahead.misses > MISSES_MAX || self.state.alone {
+            return Ok(ahead);
+        }
+        let of_row = |(row, token): (&Row, &'_ [u32; 1])| {
+            (row.position, row.blocks.clone(), row.ranking, *token)
+        };
+        let rows: Vec<_> = ahead.rows.iter().zip(tokens.as_chunks::<1>().0).map(of_row).collect();
+        let decodes: Vec<Chunk<'_>> = rows
+            .iter()
+            .map(|(position, blocks, ranking, token)| Chunk {
+                tokens: token,
+                position: *position,
+                blocks: &ahead.blocks[blocks.clone()],
+                logits: LogitsFor::Largest(*ranking),
+            })
+            .collect();
+        ahead.pass = self.begin(&decodes, self.half_at(ahead.half))?;
+        Ok(ahead)
+    }
+}

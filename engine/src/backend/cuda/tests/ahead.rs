@@ -1,0 +1,158 @@
+//! Decodes that the device computes before they are asked for: taken where they are what is asked for, forgotten otherwise.
+
+use super::{
+    Backend, HeadMode, KvType, Limits, LogitsFor, Part,
+    equality::{check, on_cpu},
+    load, model, options, run, small, tokens,
+};
+use crate::{
+    backend::{Noise, PositionLogits, Ranking, ScaledNoise, cuda::step::CudaBackend},
+    kv::BlockId,
+};
+
+/// A sequence that draws with noise, or greedily.
+struct Sequence {
+    tokens: Vec<u32>,
+    computed: usize,
+    blocks: Vec<BlockId>,
+    seed: Option<u64>,
+}
+
+impl Sequence {
+    fn new(index: usize, length: usize) -> Self {
+        let blocks = (0..6).map(|block| BlockId((index * 6 + block) as u32)).collect();
+        let seed = (!index.is_multiple_of(3)).then_some(index as u64);
+        Self { tokens: tokens(length, index as u32), computed: 0, blocks, seed }
+    }
+
+    fn ranking(&self) -> Ranking {
+        let noise = self.seed.map(|seed| ScaledNoise {
+            noise: Noise::of(seed, 0, self.tokens.len() as u64),
+            temperature: 1.0,
+        });
+        Ranking { noise, ..Ranking::largest(1) }
+    }
+
+    /// The next step's part: the tokens without keys, and a block for the position after them.
+    fn part(&self) -> Part {
+        Part {
+            tokens: self.tokens[self.computed..].to_vec(),
+            position: self.computed,
+            blocks: self.blocks[..=self.tokens.len() / 16].to_vec(),
+            logits: LogitsFor::Largest(self.ranking()),
+        }
+    }
+
+    fn push(&mut self, token: u32) {
+        self.computed = self.tokens.len();
+        self.tokens.push(token);
+    }
+}
+
+/// Runs the next step of some sequences on both backends, compares it, and appends the drawn tokens.
+fn step(
+    what: &str,
+    cpu: &mut dyn Backend,
+    cuda: &mut CudaBackend,
+    sequences: &mut [&mut Sequence],
+) {
+    let parts: Vec<Part> = sequences.iter().map(|sequence| sequence.part()).collect();
+    check(what, cpu, cuda, &parts);
+    // The CPU runs the step again, which changes nothing, for its tokens.
+    let mut logits = run(cpu, &parts);
+    for (index, sequence) in sequences.iter_mut().enumerate() {
+        let (ranking, position) = (sequence.ranking(), logits.position(index));
+        let PositionLogits::Largest(found) = position else { panic!("it was asked for some") };
+        let value = |token: &crate::backend::TokenLogit| match ranking.noise {
+            Some(noise) => noise.add_to(token.id, token.logit),
+            None => f64::from(token.logit),
+        };
+        let first = found.iter().max_by(|a, b| value(a).total_cmp(&value(b)));
+        sequence.push(first.expect("there is a token").id);
+    }
+}
+
+fn all(sequences: &mut [Sequence]) -> Vec<&mut Sequence> {
+    sequences.iter_mut().collect()
+}
+
+#[test]
+fn decodes_that_were_begun_are_taken_and_equal_the_cpus() {
+    let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    let mut cpu = on_cpu(&model, options);
+    // They cross blocks at different steps.
+    let mut sequences: Vec<Sequence> =
+        (0..5).map(|index| Sequence::new(index, 3 + 5 * index)).collect();
+    for round in 0..24 {
+        step(&format!("step {round}"), cpu.as_mut(), &mut cuda, &mut all(&mut sequences));
+    }
+    assert_eq!(cuda.state.ahead.taken, 5 * 23, "all but the prompts");
+}
+
+#[test]
+fn rows_that_were_begun_and_are_not_asked_for_change_nothing() {
+    let (model, options) = (model("llama-tiny"), options(KvType::Q8, HeadMode::Exact));
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    let mut cpu = on_cpu(&model, options);
+    let mut sequences: Vec<Sequence> =
+        (0..12).map(|index| Sequence::new(index, 9 + index)).collect();
+    let taken = |cuda: &CudaBackend| cuda.state.ahead.taken;
+    let mut next = |what: &str, cuda: &mut CudaBackend, sequences: &mut [Sequence]| {
+        step(what, cpu.as_mut(), cuda, &mut all(sequences));
+    };
+    next("prompts", &mut cuda, &mut sequences[..10]);
+    next("decodes", &mut cuda, &mut sequences[..10]);
+    assert_eq!(taken(&cuda), 10);
+    next("one has ended", &mut cuda, &mut sequences[1..10]);
+    assert_eq!(taken(&cuda), 19);
+    next("two have come", &mut cuda, &mut sequences[1..]);
+    assert_eq!(taken(&cuda), 28);
+    sequences[1..].reverse();
+    next("another order", &mut cuda, &mut sequences[1..]);
+    assert_eq!(taken(&cuda), 39);
+    // Another token than the drawn one, another seed, other blocks with the same contents.
+    *sequences[3].tokens.last_mut().expect("it has tokens") ^= 1;
+    sequences[4].seed = Some(99);
+    let copied = sequences[5].computed / 16;
+    let (from, to) = (sequences[5].blocks[copied], BlockId(80));
+    cuda.copy_block(from, to).expect("it is copied");
+    sequences[5].blocks[copied] = to;
+    let mut parts: Vec<Part> = sequences[1..].iter().map(Sequence::part).collect();
+    cpu.copy_block(from, to).expect("it is copied");
+    check("other rows", cpu.as_mut(), &mut cuda, &parts);
+    assert_eq!(taken(&cuda), 39 + 8);
+    // The same step again: nothing of it was begun.
+    check("again", cpu.as_mut(), &mut cuda, &parts);
+    assert_eq!(taken(&cuda), 39 + 8);
+    // A prompt, all logits and drafts beside decodes.
+    parts.truncate(6);
+    parts[0].logits = LogitsFor::Last;
+    parts[1].logits = LogitsFor::largest(4);
+    check("others", cpu.as_mut(), &mut cuda, &parts);
+}
+
+#[test]
+fn steps_that_follow_nothing_begin_nothing() {
+    let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
+    let limits = Limits { screened: 4, ..small() };
+    let Some(mut cuda) = load(&model, options, limits) else { return };
+    let mut cpu = on_cpu(&model, options);
+    // More rows than a pass takes.
+    let mut sequences: Vec<Sequence> =
+        (0..7).map(|index| Sequence::new(index, 4 + index)).collect();
+    for round in 0..3 {
+        step(&format!("round {round}"), cpu.as_mut(), &mut cuda, &mut all(&mut sequences));
+    }
+    // Prompts alone: their next decodes are never asked for, and after some steps no longer begun.
+    for round in 0..12 {
+        let mut sequence = [Sequence::new(8, 5 + round)];
+        step(&format!("prompt {round}"), cpu.as_mut(), &mut cuda, &mut all(&mut sequence));
+    }
+    assert!(!cuda.state.ahead.is_begun());
+    let mut sequence = [Sequence::new(9, 5)];
+    for round in 0..14 {
+        step(&format!("decode {round}"), cpu.as_mut(), &mut cuda, &mut all(&mut sequence));
+    }
+    assert!(cuda.state.ahead.is_begun(), "decodes that follow one another are begun again");
+}
