@@ -25,7 +25,7 @@ const MISSES_MAX: f32 = 0.25;
 const NEW: f32 = 0.2;
 
 /// The decodes that may follow a step.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ahead {
     rows: Vec<Row>,
     /// Block tables, one after another.
@@ -38,6 +38,14 @@ pub struct Ahead {
     misses: f32,
     /// Rows that were taken since the start.
     pub taken: usize,
+}
+
+impl Default for Ahead {
+    /// Nothing, and a share of misses that falls below the limit with the first decodes that follow others.
+    fn default() -> Self {
+        let (rows, blocks) = (Vec::new(), Vec::new());
+        Self { rows, blocks, pass: None, half: 0, misses: MISSES_MAX + 0.05, taken: 0 }
+    }
 }
 
 /// A sequence's next decode.
