@@ -37,7 +37,8 @@ __device__ __forceinline__ double noise_of(const u32 (&keys)[4], u32 token) {
     return -ln(-ln(__dsub_rn(1.0, uniform)));
 }
 
-// ln 2 · 2⁻²³: what one unit of an f32's bits adds to its logarithm, at least (`1 + m ≥ 2ᵐ`) and at most 0.0597 in all.
+// ln 2 · 2⁻²³. The bits of a positive f32 times this, less 127 ln 2, are at most its logarithm, and at least the logarithm less
+// 0.0597, because m ≤ log₂(1 + m) ≤ m + 0.0861.
 constexpr float LN_STEP = 8.262958405176314e-8f;
 constexpr float LN_2 = 0.6931471805599453f;
 
@@ -47,7 +48,7 @@ __device__ __forceinline__ float scaled_bits(float v) { return __fmul_rn(__int2f
 //
 //     −ln V ≥ noise ≥ −ln(−ln(1 − W)), which is at least −ln W + ln(1 − W) ≥ −ln W − 0.0318 for W ≤ 2⁻⁵
 //
-// Each logarithm is off by at most 0.0597, in a known direction, and by roundings of less than 2e-4.
+// `scaled_bits` gives each logarithm with an error of a known sign; roundings are below 2e-4.
 __device__ __forceinline__ void noise_bounds(u32 first, float& lowest, float& highest) {
     constexpr float START = LN_2 * (24 + 127);
     u32 u = first >> 8;
