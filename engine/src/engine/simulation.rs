@@ -43,6 +43,11 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
             top_p: if k == 6 { 0.9 } else { 1.0 },
             min_p: if k == 7 { 0.1 } else { 0.0 },
             repetition_penalty: if k == 3 { 1.2 } else { 1.0 },
+            // With top-p, raised tokens may be beyond every look at the largest logits.
+            logit_bias: match (k, min % 2) {
+                (6, 1) => [(3, 5.0), (9, 6.0), (20, 7.0)].into(),
+                _ => Default::default(),
+            },
             stop: stops.iter().map(|stop| (*stop).to_owned()).collect(),
             logprobs: (k == 4).then_some(2),
             ..SamplingParams::default()

@@ -32,6 +32,10 @@ fn every_isa_matches_the_reference() {
                 assert_eq!(got, want, "{isa}: {head_rows} × {width}, {n}");
                 let second: &[u8] = bytemuck::cast_slice(&digits.second);
                 scalar(&rows, second, len, &mut want);
+                let range = n / 3..n;
+                let mut some = vec![0; range.len() * head_rows];
+                second_dots(isa, &rows, &digits, range.clone(), &mut some);
+                assert_eq!(some, want[range.start * head_rows..], "{isa}: second digits");
                 for (i, want) in want.iter().enumerate() {
                     let head_row = &rows[i % head_rows * len..][..len];
                     let both = both_dots(isa, head_row, &digits, i / head_rows, None);
@@ -48,6 +52,22 @@ fn every_isa_matches_the_reference() {
                 }
             }
         }
+    }
+}
+
+/// Weights that are powers of two have no error but that of roundings, which the bound exceeds by little.
+#[test]
+fn weights_are_bounded_where_they_are_exact() {
+    let exponents = [1u8, 2, 3, 5, 8, 13, 21, 34];
+    let exact: f64 = exponents.iter().map(|k| f64::from(-f32::from(*k)).exp2()).sum();
+    for (isa, repeats) in isas().flat_map(|isa| [(isa, 1), (isa, 2), (isa, 5)]) {
+        let kernels = crate::kernels::float::FloatKernels::of(isa).expect("it is available");
+        let values: Vec<f32> = exponents.iter().map(|k| -f32::from(*k)).collect();
+        // The threshold itself is not below.
+        let values = [values.repeat(repeats), vec![0.0]].concat();
+        let bound = kernels.weigh_values(&values, 0.0, std::f32::consts::LOG2_E);
+        let share = f64::from(bound) / (exact * repeats as f64);
+        assert!((1.0..1.005).contains(&share), "{isa}: {share} of the sum");
     }
 }
 

@@ -92,7 +92,7 @@ impl<'a> Estimates<'a> {
 
     /// Writes the products of the first digits of all rows, then those of the second digits of rows that keep their
     /// estimates. // (2, row, range)
-    fn multiply(&self, range: Range<usize>, dots: &mut [i32]) {
+    pub fn multiply(&self, range: Range<usize>, dots: &mut [i32]) {
         let Self { screen, digits, input } = *self;
         let (isa, count, head_rows) = (input.isa, range.len(), screen.rows(range));
         let (first, second) = dots.split_at_mut(input.rankings.len() * count);

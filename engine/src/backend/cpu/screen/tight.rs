@@ -36,6 +36,12 @@ struct Estimated {
 
 /// Estimates the logit of a head row `w` and a hidden row `x`, among `n` hidden rows; each with its error bound.
 fn estimated(isa: Isa, w: &[f32], x: &[f32], n: usize) -> (f32, Estimated) {
+    estimated_for(isa, w, x, &vec![Ranking::largest(1); n])
+}
+
+/// As [`estimated`], for a ranking of each hidden row.
+fn estimated_for(isa: Isa, w: &[f32], x: &[f32], rankings: &[Ranking]) -> (f32, Estimated) {
+    let n = rankings.len();
     let kernels = FloatKernels::of(isa).expect("the ISA is available");
     let (weights, xs) = (w.repeat(VOCAB), x.repeat(n));
     let bytes = bytemuck::cast_slice(&weights);
@@ -43,17 +49,16 @@ fn estimated(isa: Isa, w: &[f32], x: &[f32], n: usize) -> (f32, Estimated) {
     let head = Head::of(dense, HeadMode::Exact, || {});
     let mut logit = [0.0];
     head.logits(kernels, 3, 1, x, &mut Vec::new(), &mut logit);
-    let rankings = vec![Ranking::largest(1); n];
-    let input = ScreenInput { head: &head, kernels, isa, xs: &xs, rankings: &rankings };
+    let input = ScreenInput { head: &head, kernels, isa, xs: &xs, rankings };
     let screen = head.screen().expect("the vocabulary is large enough");
     let mut digits = Digits::default();
     digits.set(isa, &xs, WIDTH);
     let estimates = Estimates { screen, input: &input, digits: &digits };
-    let (mut dots, mut out) = (vec![0; 4 * n.max(2)], [0.0; 4]);
+    let (mut dots, mut out) = (vec![0; 4 * 2 * n], [0.0; 4]);
     let bounds = match screen.six(isa, n) {
         Some(six) => estimates.estimate_six(six, n - 1, 0..4, &mut dots, &mut out),
         None => {
-            screen::dots(isa, screen.rows(0..4), &digits, &mut dots[..4 * n]);
+            estimates.multiply(0..4, &mut dots);
             estimates.estimate_first(n - 1, 0..4, &dots, &mut out)
         }
     };
@@ -146,6 +151,48 @@ fn error_of_both_digits_comes_close_to_its_bound() {
         let share = (exact - f64::from(estimate)).abs() / f64::from(bound);
         assert!(share <= 1.0 && share > 0.5, "{isa}: the error is {share} of the bound");
     }
+}
+
+/// The first estimate of a row that keeps its estimates is of both digits, like that of a token alone.
+#[test]
+fn estimates_that_are_kept_are_of_both_digits() {
+    let w = head_row(|k| (pattern(k + 9) % 200) as f32 - 100.0, |k| 0.4 * sign(k));
+    let x: Vec<f32> = (0..WIDTH).map(|k| (pattern(k + 3) % 2001) as f32 / 7.0 - 140.0).collect();
+    for isa in isas() {
+        let keeps = [true, false, true, true, false];
+        for n in 2..=5 {
+            let ranking = |keeps: &bool| Ranking { keeps: *keeps, ..Ranking::largest(1) };
+            let rankings: Vec<Ranking> = keeps[..n].iter().map(ranking).collect();
+            let (logit, Estimated { refined, first }) = estimated_for(isa, &w, &x, &rankings);
+            let is_same = first.0.to_bits() == refined.0.to_bits() && first.1 == refined.1;
+            assert_eq!(is_same, keeps[n - 1], "{isa}, {n} rows: {first:?}, {refined:?}");
+            assert!((logit - first.0).abs() <= first.1, "{isa}, {n} rows");
+        }
+    }
+}
+
+/// Without errors of int8 and digits, what is left is the rounding of the f32 sum.
+#[test]
+fn rounding_of_the_sum_is_in_the_bound() {
+    let mut rounded = 0;
+    for isa in isas() {
+        let bits = screen::digit_bits(isa);
+        let limit = (((1i32 << (bits - 1)) - 1) << bits) + (1 << (bits - 1)) - 1;
+        for seed in 0..20 {
+            let whole = |k: usize| pattern(k + 1000 * seed) as i32 % (2 * limit) - limit;
+            let x: Vec<f32> =
+                (0..WIDTH).map(|k| if k == 0 { limit as f32 } else { whole(k) as f32 }).collect();
+            let w = head_row(|k| (pattern(k + 77 * seed) % 255) as f32 - 127.0, |_| 0.0);
+            let (logit, Estimated { refined: (estimate, bound), .. }) = estimated(isa, &w, &x, 2);
+            let exact: f64 = w.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+            rounded += usize::from(f64::from(logit) != exact);
+            for other in [f64::from(logit), exact] {
+                let error = (other - f64::from(estimate)).abs();
+                assert!(error <= f64::from(bound), "{isa}: {error} > {bound}");
+            }
+        }
+    }
+    assert!(rounded > 10, "{rounded} sums were rounded");
 }
 
 /// A token that is the largest by less than the errors is found although its estimate is the lowest possible, and all

@@ -229,7 +229,10 @@ void embeddings() {
     vector<float> wide = random.values(vocab * width);
     vector<u16> half(wide.size()), brain(wide.size());
     for (size_t i = 0; i < wide.size(); i++) half[i] = reference::narrow(wide[i] * 1e-6f), brain[i] = u16(bits_of(wide[i]) >> 16);
-    vector<u32> tokens = {49, 0, 3, 3, 7, 20, 1};
+    vector<u32> tokens = {49, 0, 3, 3, 7, 20, 1}, carried = {5, 7, 49};
+    // Two of them are carried.
+    vector<u32> given = tokens;
+    given[0] = IS_CARRIED | 2, given[4] = IS_CARRIED | 1;
     for (u32 dtype : {DTYPE_F32, DTYPE_F16, DTYPE_BF16}) {
         const void* table = dtype == DTYPE_F32 ? (void*)wide.data() : dtype == DTYPE_F16 ? (void*)half.data() : (void*)brain.data();
         vector<float> out(rows * width), want;
@@ -238,7 +241,7 @@ void embeddings() {
                 u32 at = t * width + i;
                 want.push_back(dtype == DTYPE_F32 ? wide[at] : dtype == DTYPE_F16 ? reference::widen(half[at]) : __uint_as_float(u32(brain[at]) << 16));
             }
-        run("embed", {rows + 3, 1, 1}, 256, 0, EmbedArgs{&step, tokens.data(), table, out.data(), width, dtype});
+        run("embed", {rows + 3, 1, 1}, 256, 0, EmbedArgs{&step, given.data(), carried.data(), table, out.data(), width, dtype});
         expect_same(out, want, "embed");
     }
 }
