@@ -6,6 +6,7 @@
 //! [`expected`] computes the output without blocks, batches or scheduler.
 
 mod expected;
+mod letters;
 
 use std::{
     collections::BTreeMap,
@@ -26,6 +27,7 @@ use crate::{
 };
 
 pub use expected::expected;
+pub use letters::Letters;
 
 pub const VOCAB: usize = 48;
 pub const EOS: u32 = 47;
@@ -240,31 +242,6 @@ fn logits_after(tokens: &[u32]) -> Vec<f32> {
     hasher.finalize_xof().fill(&mut bytes);
     let logit = |pair: &[u8]| f32::from(i16::from_le_bytes([pair[0], pair[1]])) / 8192.0;
     bytes.chunks_exact(2).map(logit).collect()
-}
-
-/// A vocabulary of letters, parts of `ä` and `€`, a space, a few words, and special tokens.
-pub struct Letters(Vec<Vec<u8>>);
-
-impl Letters {
-    pub fn new() -> Self {
-        let mut tokens: Vec<Vec<u8>> = (b'a'..=b'z').map(|letter| vec![letter]).collect();
-        tokens.extend([vec![0xc3], vec![0xa4], vec![0xe2, 0x82], vec![0xac], vec![b' ']]);
-        tokens.extend(["the", "ab", "ba", "."].map(|text| text.as_bytes().to_vec()));
-        tokens.resize(SPECIAL as usize, vec![b'-']);
-        tokens.push(b"<special>".to_vec());
-        tokens.push(b"<eos>".to_vec());
-        Self(tokens)
-    }
-}
-
-impl TokenText for Letters {
-    fn bytes(&self, token: u32) -> &[u8] {
-        &self.0[token as usize]
-    }
-
-    fn is_special(&self, token: u32) -> bool {
-        token >= SPECIAL
-    }
 }
 
 /// Returns the engine's defaults with limits small enough for a test to reach.
