@@ -202,23 +202,6 @@ fn a_million_draws_have_the_distribution_of_the_softmax() {
     }
 }
 
-/// Draws from some logits, looking further as long as they do not decide.
-fn sampled_by_looks(params: &SamplingParams, logits: &[f32], position: usize) -> Sampled {
-    let counts = NO_COUNTS();
-    let context = Context { counts: &counts, masked: &[], choice: 0, position, known: None };
-    let needed = needed(params, context).expect("no log-probabilities");
-    let mut scratch = Scratch::default();
-    let mut some = logits::first(logits, &needed);
-    let mut drawn = sample(&mut some[..], params, context, &mut scratch);
-    for looks in 1.. {
-        let Ok(Sampled::Undecided { first, above: Some(above) }) = drawn else { break };
-        let (mut some, rest) = logits::above(logits, above);
-        let known = Some(Known { rest, first, looks });
-        drawn = sample(&mut some[..], params, Context { known, ..context }, &mut scratch);
-    }
-    drawn.expect("the logits are finite")
-}
-
 #[test]
 fn tokens_below_the_first_look_are_drawn_too() {
     // A third of the probability is in two hundred tokens, six below the largest.
@@ -226,9 +209,9 @@ fn tokens_below_the_first_look_are_drawn_too() {
     let params = SamplingParams { top_p: 0.9, ..SamplingParams::default() };
     let mut others = 0;
     for position in 0..300 {
-        let drawn = token_of(sampled_by_looks(&params, &logits, position));
-        assert_eq!(Ok(drawn), sampled(&params, &logits, position));
-        others += usize::from(drawn != 77);
+        let (drawn, _) = bounds::looks(&params, &logits, position);
+        assert_eq!(drawn, sampled(&params, &logits, position).ok());
+        others += usize::from(drawn != Some(77));
     }
     assert!((45..130).contains(&others), "{others}");
 }

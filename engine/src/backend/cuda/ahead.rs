@@ -108,10 +108,9 @@ impl CudaBackend {
         logits: &mut Logits,
     ) -> Result<(), DeviceError> {
         logits.clear(self.shape.vocab);
-        logits.lay_out(chunks.iter().flat_map(|chunk| {
-            let wanted = chunk.logits.wanted(0..chunk.tokens.len());
-            wanted.map(|(_, ranking)| ranking.is_none_or(|ranking| !self.screens(&ranking)))
-        }));
+        logits.lay_out(
+            chunks.iter().flat_map(|chunk| self.screened(chunk).map(|screened| !screened)),
+        );
         self.state.candidates = 0;
         let before = std::mem::take(&mut self.state.ahead);
         let found = before.find(chunks);
@@ -169,14 +168,18 @@ impl CudaBackend {
         half * 2 * self.limits.screened
     }
 
+    /// Returns of each position of a chunk that needs logits whether the screen finds them.
+    fn screened(&self, chunk: &Chunk<'_>) -> impl Iterator<Item = bool> {
+        let wanted = chunk.logits.wanted(0..chunk.tokens.len());
+        wanted.map(|(_, ranking)| ranking.is_some_and(|ranking| self.screens(&ranking)))
+    }
+
     /// Gives the lists of some chunks' positions to their chunks.
     fn spread(&self, flat: Lists, of: &[usize], chunks: &[Chunk<'_>], lists: &mut [Lists]) {
         let mut flat = flat.into_iter();
         for &index in of {
-            let chunk = &chunks[index];
-            let wanted = chunk.logits.wanted(0..chunk.tokens.len());
-            let screened = wanted.filter(|(_, ranking)| ranking.is_some_and(|r| self.screens(&r)));
-            lists[index].extend(flat.by_ref().take(screened.count()));
+            let count = self.screened(&chunks[index]).filter(|screened| *screened).count();
+            lists[index].extend(flat.by_ref().take(count));
         }
     }
 
@@ -229,17 +232,13 @@ impl CudaBackend {
         if tokens.is_empty() || ahead.misses > MISSES_MAX || self.state.alone {
             return Ok(ahead);
         }
-        let of_row = |(row, token): (&Row, &'_ [u32; 1])| {
-            (row.position, row.blocks.clone(), row.ranking, *token)
-        };
-        let rows: Vec<_> = ahead.rows.iter().zip(tokens.as_chunks::<1>().0).map(of_row).collect();
+        let rows = ahead.rows.iter().zip(tokens.chunks(1));
         let decodes: Vec<Chunk<'_>> = rows
-            .iter()
-            .map(|(position, blocks, ranking, token)| Chunk {
+            .map(|(row, token)| Chunk {
                 tokens: token,
-                position: *position,
-                blocks: &ahead.blocks[blocks.clone()],
-                logits: LogitsFor::Largest(*ranking),
+                position: row.position,
+                blocks: &ahead.blocks[row.blocks.clone()],
+                logits: LogitsFor::Largest(row.ranking),
             })
             .collect();
         ahead.pass = self.begin(&decodes, self.half_at(ahead.half))?;

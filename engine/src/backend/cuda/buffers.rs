@@ -87,6 +87,16 @@ pub fn bucket_of(count: usize) -> usize {
     }
 }
 
+/// Returns a function that takes ranges one after another, each aligned to 16 bytes.
+fn consecutive(start: Address) -> impl FnMut(usize) -> Address {
+    let mut next = start;
+    move |bytes| {
+        let at = next;
+        next += bytes.next_multiple_of(16) as u64;
+        at
+    }
+}
+
 /// Addresses of a pass's inputs, which are uploaded together.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
@@ -106,12 +116,7 @@ impl Inputs {
     fn of(start: Address, bucket: &Bucket, shape: &Shape) -> Self {
         // Rows that share tasks need fewer tasks.
         let of_row = tasks_of_row(shape, bucket.attention);
-        let mut next = start;
-        let mut take = |bytes: usize| {
-            let at = next;
-            next += bytes.next_multiple_of(16) as u64;
-            at
-        };
+        let mut take = consecutive(start);
         Self {
             step: take(size_of::<Step>()),
             tokens: take(bucket.rows * 4),
@@ -234,12 +239,7 @@ impl Buffers {
 
     /// Returns the addresses of a pass's outputs.
     pub fn outputs(&self, bucket: &Bucket) -> Outputs {
-        let mut next = self.outputs;
-        let mut take = |bytes: usize| {
-            let at = next;
-            next += bytes.next_multiple_of(16) as u64;
-            at
-        };
+        let mut take = consecutive(self.outputs);
         Outputs {
             found_counts: take(bucket.screened * 4),
             drawn: take(bucket.screened * size_of::<Found>()),

@@ -3,7 +3,11 @@
 use super::*;
 
 /// Looks until a draw is decided; returns the token and the number of looks, or no token if all logits are needed.
-fn looks(params: &SamplingParams, logits: &[f32], position: usize) -> (Option<u32>, usize) {
+pub(super) fn looks(
+    params: &SamplingParams,
+    logits: &[f32],
+    position: usize,
+) -> (Option<u32>, usize) {
     let counts = NO_COUNTS();
     let context = Context { counts: &counts, masked: &[], choice: 0, position, known: None };
     let needed = needed(params, context).expect("no log-probabilities");
