@@ -2,7 +2,10 @@
 
 use half::{bf16, f16};
 
-use super::{grouped, quants};
+use super::{
+    gguf_ternary::{TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
+    grouped, quants,
+};
 
 /// Element type of a dense tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +26,10 @@ pub enum DenseType {
     Pq2_0,
     /// Ternary, blocks of 128: base-3 digits and an f16 scale.
     Ptq1_0,
+    /// Ternary, blocks of 256: base-3 digits and an f16 scale.
+    Tq1_0,
+    /// Ternary, blocks of 256: 2-bit codes and an f16 scale.
+    Tq2_0,
 }
 
 impl DenseType {
@@ -36,6 +43,8 @@ impl DenseType {
             Self::Q2_0 => (grouped::Q2_0_BLOCK, grouped::Q2_0_BYTES),
             Self::Pq2_0 => (grouped::PQ2_0_BLOCK, grouped::PQ2_0_BYTES),
             Self::Ptq1_0 => (grouped::PTQ1_0_BLOCK, grouped::PTQ1_0_BYTES),
+            Self::Tq1_0 => (TQ_BLOCK, TQ1_0_BYTES),
+            Self::Tq2_0 => (TQ_BLOCK, TQ2_0_BYTES),
         }
     }
 
@@ -60,6 +69,8 @@ impl DenseType {
             Self::Q2_0 => "Q2_0",
             Self::Pq2_0 => "PQ2_0",
             Self::Ptq1_0 => "PTQ1_0",
+            Self::Tq1_0 => "TQ1_0",
+            Self::Tq2_0 => "TQ2_0",
         }
     }
 }
@@ -124,5 +135,7 @@ pub(crate) fn widen(dtype: DenseType, bytes: &[u8], out: &mut [f32]) {
         DenseType::Q2_0 => grouped::dequantize(grouped::Q2_0, bytes, out),
         DenseType::Pq2_0 => grouped::dequantize(grouped::PQ2_0, bytes, out),
         DenseType::Ptq1_0 => grouped::dequantize(grouped::PTQ1_0, bytes, out),
+        DenseType::Tq1_0 => grouped::dequantize(grouped::TQ1_0, bytes, out),
+        DenseType::Tq2_0 => grouped::dequantize(grouped::TQ2_0, bytes, out),
     }
 }

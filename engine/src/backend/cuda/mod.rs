@@ -147,10 +147,17 @@ fn start(
     Ok(backend)
 }
 
-/// Rejects models with more than one scale for a matrix.
+/// Rejects models with more than one scale for a matrix, with biases, or with factors of embedding and blocks.
 fn check_scales(model: &Model) -> Result<(), CudaLoadError> {
     if model.config().group_scales {
         let feature = "a scale for each group of inputs yet: use --device cpu";
+        return Err(CudaLoadError::Unsupported(feature));
+    }
+    if !model.config().linear_biases.is_empty() {
+        return Err(CudaLoadError::Unsupported("biases of linears yet: use --device cpu"));
+    }
+    if !model.config().multipliers.is_none() {
+        let feature = "scaled embeddings and residuals yet: use --device cpu";
         return Err(CudaLoadError::Unsupported(feature));
     }
     Ok(())

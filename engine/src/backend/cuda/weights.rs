@@ -69,9 +69,8 @@ impl Dtype {
         match dense.dtype {
             DenseType::F16 => Self::F16,
             DenseType::Bf16 => Self::Bf16,
-            DenseType::F32 | DenseType::Q8_0 | DenseType::Q6K => Self::F32,
-            // Models with these are refused before: see `super::check_scales`.
-            DenseType::Q2_0 | DenseType::Pq2_0 | DenseType::Ptq1_0 => Self::F32,
+            // Models with ternary tables are refused before: see `super::check_scales`.
+            _ => Self::F32,
         }
     }
 
