@@ -16,7 +16,7 @@ use tritmill_engine::{
         cuda::{self, CudaOptions, KvBlocks},
     },
     config::{Linear, Norm, RopeScaling},
-    files::{Model, Target, convert, shape, synth},
+    files::{DenseType, Model, Target, convert, shape, synth},
     formats::Format,
     kernels::{Digits, Isa},
 };
@@ -127,6 +127,30 @@ fn factors_and_divisors_are_read() {
     assert_eq!((llama.linear_biases, &config.linear_biases), (Linear::ALL.to_vec(), &vec![]));
 }
 
+/// The numbers are those of the `gguf` package.
+#[test]
+fn rows_of_q4_k_are_those_of_the_reference() {
+    let model = open("llama-tq2_0");
+    let embedding = model.embedding();
+    assert_eq!(embedding.dtype, DenseType::Q4K);
+    let mut row = [0f32; 256];
+    embedding.row(3, &mut row);
+    let some = [0, 31, 32, 63, 64, 128, 200, 255].map(|at| row[at]);
+    let want = [
+        -0.129_913_33,
+        0.100_135_8,
+        -1.365_051_3,
+        0.735_397_34,
+        -1.430_141_4,
+        0.780_242_9,
+        -1.555_156_7,
+        -0.184_978_49,
+    ];
+    assert_eq!(some, want);
+    embedding.row(511, &mut row);
+    assert_eq!(row[255], -0.940_040_6);
+}
+
 /// Writes a model as a folder of dense f16 weights, as OpenBMB and SpectraSuite publish theirs.
 fn write_folder(model: &Model, folder: &Path) {
     let config = model.config();
@@ -138,7 +162,13 @@ fn write_folder(model: &Model, folder: &Path) {
         data.extend_from_slice(bytes);
     };
     let table = [config.vocab_size, config.hidden_size];
-    add("model.embed_tokens.weight".into(), "F16", &table, model.embedding().bytes);
+    let embedding = model.embedding();
+    let mut widened = vec![0f32; table[0] * table[1]];
+    for (token, row) in widened.chunks_exact_mut(table[1]).enumerate() {
+        embedding.row(token, row);
+    }
+    let bytes: Vec<u8> = widened.iter().flat_map(|element| element.to_le_bytes()).collect();
+    add("model.embed_tokens.weight".into(), "F32", &table, &bytes);
     add("lm_head.weight".into(), "F16", &table, model.head().bytes);
     for norm in model.norms() {
         let name = match norm {

@@ -117,7 +117,7 @@ fn folder_type(dtype: DenseType) -> Dtype {
 }
 
 fn write_dense(matrix: Dense<'_>, writer: &mut dyn Write) -> std::io::Result<()> {
-    if !matches!(matrix.dtype, DenseType::Q8_0 | DenseType::Q6K) {
+    if matches!(matrix.dtype, DenseType::F32 | DenseType::F16 | DenseType::Bf16) {
         return writer.write_all(matrix.bytes);
     }
     let mut row = vec![0f32; matrix.cols];

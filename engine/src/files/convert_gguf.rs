@@ -242,6 +242,7 @@ fn type_id(dtype: DenseType) -> u32 {
         DenseType::Bf16 => 30,
         DenseType::Q8_0 => 8,
         DenseType::Q6K => 14,
+        DenseType::Q4K => 12,
         DenseType::Q2_0 => 42,
         DenseType::Pq2_0 => 142,
         DenseType::Ptq1_0 => 143,

@@ -299,8 +299,9 @@ impl<'a> Finder<'a> {
             1 => DenseType::F16,
             30 => DenseType::Bf16,
             8 => DenseType::Q8_0,
+            12 => DenseType::Q4K,
             14 => DenseType::Q6K,
-            _ => return Err(self.wrong_type(entry, "F32, F16, BF16, Q8_0 or Q6_K")),
+            _ => return Err(self.wrong_type(entry, "F32, F16, BF16, Q8_0, Q6_K or Q4_K")),
         };
         let (cols, rows) = (shape[0], shape.get(1).copied().unwrap_or(1));
         let size = self.row_size(entry, dtype.row_bytes(cols), cols, dtype.block().0)?;

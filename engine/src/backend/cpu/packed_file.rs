@@ -15,7 +15,7 @@ mod sections;
 mod tests;
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
@@ -105,8 +105,10 @@ impl PackedFile {
         let temporary = self.path.with_extension("tmp");
         let open = OpenOptions::new().write(true).create(true).truncate(false).open(&temporary)?;
         // The lock of a process that ended is free, and what it left is overwritten.
-        if open.try_lock().is_err() || !is_at(&open, &temporary)? {
-            return Ok(false);
+        match open.try_lock() {
+            Ok(()) if is_at(&open, &temporary)? => {}
+            Ok(()) | Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(error),
         }
         open.set_len(0)?;
         let written = self.write_to(&open, &sections, weights.scales(), fingerprint);

@@ -36,6 +36,14 @@ def ternary(random, rows, cols):
     return trits * numpy.repeat(scales.astype(numpy.float16).astype(numpy.float32), 256, axis=1)
 
 
+def q4_k(random, rows, cols):
+    """Random blocks: a packing of Q4_K is not in the package, but its decoding is."""
+    blocks = random.integers(0, 256, (rows, cols // 256, 144), dtype=numpy.uint8)
+    scales = numpy.array([0.005, 0.035], dtype=numpy.float16)
+    blocks[:, :, :4] = scales.view(numpy.uint8)
+    return blocks.reshape(rows, -1)
+
+
 def weights(architecture, random):
     def normal(*shape):
         return random.standard_normal(shape)
@@ -46,6 +54,8 @@ def weights(architecture, random):
         "output.weight": (normal(VOCAB, HIDDEN) * (0.35 if is_minicpm else 0.09)).astype(numpy.float16),
         "output_norm.weight": (1 + 0.2 * normal(HIDDEN)).astype(numpy.float32),
     }
+    if not is_minicpm:
+        tensors["token_embd.weight"] = q4_k(random, VOCAB, HIDDEN)
     for layer in range(LAYERS):
         for name, (rows, cols) in LINEARS.items():
             tensors[f"blk.{layer}.{name}.weight"] = ternary(random, rows, cols)
@@ -95,7 +105,11 @@ def write(path, architecture, tensors, linear_type):
     writer.add_add_bos_token(False)
     for name, values in tensors.items():
         is_linear = name.startswith("blk.") and values.ndim == 2
-        if is_linear and linear_type is not None:
+        if values.dtype == numpy.uint8 and linear_type is None:
+            writer.add_tensor(name, gguf.quants.dequantize(values, Type.Q4_K))
+        elif values.dtype == numpy.uint8:
+            writer.add_tensor(name, values, raw_dtype=Type.Q4_K)
+        elif is_linear and linear_type is not None:
             writer.add_tensor(name, gguf.quants.quantize(values, linear_type), raw_dtype=linear_type)
         else:
             writer.add_tensor(name, values)
@@ -123,7 +137,7 @@ def log_probabilities(path, prompts):
 def main():
     cases = {}
     for seed, architecture in enumerate(("minicpm", "llama")):
-        random = numpy.random.default_rng(seed + 10)
+        random = numpy.random.default_rng(seed + 12)
         tensors = weights(architecture, random)
         write(f"{architecture}-tq2_0.gguf", architecture, tensors, Type.TQ2_0)
         if architecture == "minicpm":
