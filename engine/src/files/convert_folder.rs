@@ -6,7 +6,7 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
-    gguf_model,
+    gguf_names,
     hf_config::WeightStorage,
     hf_rope, hf_tensors,
     hf_write::{self, FolderTexts},
@@ -39,7 +39,7 @@ pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
     }
     if hf_rope::to_json(&config.rope_scaling).is_none() {
         let problem = Problem::Other("config.json has no divisors of RoPE frequencies");
-        return Err(refuse(gguf_model::ROPE_DIVISORS.to_owned(), Target::Folder, problem));
+        return Err(refuse(gguf_names::ROPE_DIVISORS.to_owned(), Target::Folder, problem));
     }
     let divides = matches!(model.ternary(0, Linear::Q)?.scale, Scale::Divide(_));
     let storage = if divides { WeightStorage::PackedDivide } else { WeightStorage::PackedMultiply };

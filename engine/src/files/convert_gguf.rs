@@ -1,7 +1,7 @@
 //! Writes a model as a GGUF file for bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`), or with a scale for each group of
 //! inputs.
 //!
-//! Besides the keys that those engines read, the file has [`gguf_model::EOS_TOKENS_KEY`], the complete
+//! Besides the keys that those engines read, the file has [`gguf_names::EOS_TOKENS_KEY`], the complete
 //! list of end tokens: the format's own key holds only one.
 
 use std::{
@@ -16,7 +16,7 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::DenseType,
     error::{ModelError, Problem},
-    gguf_config, gguf_model,
+    gguf_config, gguf_names,
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES},
     gguf_tokenizer::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
     gguf_write::{self, Meta, TensorPlan},
@@ -129,11 +129,11 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
         }
         _ => dense_plan(name, tensor),
     };
-    let mut plan = vec![table(gguf_model::EMBEDDING, &tensors.embedding)];
-    plan.extend(tensors.head.as_ref().map(|head| table(gguf_model::HEAD, head)));
+    let mut plan = vec![table(gguf_names::EMBEDDING, &tensors.embedding)];
+    plan.extend(tensors.head.as_ref().map(|head| table(gguf_names::HEAD, head)));
     for norm in model.norms() {
         let len = norm_len(config, norm) as u64;
-        let name = gguf_model::norm_name(norm).unwrap_or_default();
+        let name = gguf_names::norm_name(norm).unwrap_or_default();
         plan.push(TensorPlan { name, dims: vec![len], type_id: 0, size_bytes: len * 4 });
     }
     let (block, type_id) = match to {
@@ -143,7 +143,7 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     for (layer, linear) in linears(config) {
         let (rows, cols) = config.linear_shape(linear);
         if let Some(dtype) = group_type {
-            plan.push(group_plan(gguf_model::linear_name(layer, linear), rows, cols, dtype));
+            plan.push(group_plan(gguf_names::linear_name(layer, linear), rows, cols, dtype));
             continue;
         }
         if !cols.is_multiple_of(block) {
@@ -156,7 +156,7 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
             _ => rows * cols / 4 + I2_S_TAIL,
         };
         plan.push(TensorPlan {
-            name: gguf_model::linear_name(layer, linear),
+            name: gguf_names::linear_name(layer, linear),
             dims: vec![cols as u64, rows as u64],
             type_id,
             size_bytes: size_bytes as u64,
@@ -327,7 +327,7 @@ pub(super) fn metadata(
         }
         RopeScaling::Llama3 { .. } | RopeScaling::Divisors { .. } => {
             let problem = Problem::Other("its RoPE frequencies are scaled one by one");
-            return Err(refuse(gguf_model::ROPE_DIVISORS.to_owned(), to, problem));
+            return Err(refuse(gguf_names::ROPE_DIVISORS.to_owned(), to, problem));
         }
     }
     metadata.extend(tokenizer_metadata(model, to)?);
@@ -376,7 +376,7 @@ fn tokenizer_metadata(
         ("tokenizer.ggml.merges", Meta::Texts(vocabulary.merges)),
         ("tokenizer.ggml.add_bos_token", Meta::Bool(add_bos)),
         ("tokenizer.ggml.add_eos_token", Meta::Bool(add_eos)),
-        (gguf_model::EOS_TOKENS_KEY, Meta::U32s(config.eos_tokens.clone())),
+        (gguf_names::EOS_TOKENS_KEY, Meta::U32s(config.eos_tokens.clone())),
     ];
     metadata.extend(config.bos_token.map(|id| ("tokenizer.ggml.bos_token_id", Meta::U32(id))));
     metadata.extend(eos.map(|id| ("tokenizer.ggml.eos_token_id", Meta::U32(id))));

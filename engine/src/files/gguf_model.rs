@@ -18,6 +18,9 @@ use super::{
     error::{ModelError, Problem, check_overlaps},
     gguf::{self, Gguf, TensorEntry},
     gguf_config::{self, Architecture},
+    gguf_names::{
+        EMBEDDING, HEAD, LONGROPE_DIVISORS, ROPE_DIVISORS, bias_name, linear_name, norm_name,
+    },
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
     gguf_tokenizer,
     grouped::GROUP_MIN,
@@ -26,7 +29,7 @@ use super::{
     roles::{biases, norm_len, norms},
     ternary::Packing,
 };
-use crate::config::{Linear, ModelConfig, Norm, RopeScaling};
+use crate::config::{Linear, ModelConfig, RopeScaling};
 
 /// Accepted types of matrices with scales of groups.
 const GROUPED_TYPES: &str =
@@ -80,50 +83,6 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         tokenizer: tokens.tokenizer,
         chat_template: tokens.chat_template,
         files: vec![bytes],
-    })
-}
-
-pub(crate) const EMBEDDING: &str = "token_embd.weight";
-pub(crate) const HEAD: &str = "output.weight";
-/// Divisors of the RoPE frequencies, by which converters write the scaling of Llama 3.1.
-pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
-/// The same for MiniCPM4: within the original context, and beyond it, which is refused.
-const LONGROPE_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
-/// Key of the list of all end tokens, in files from [`super::convert`].
-pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
-
-/// Returns the name of a linear's tensor in the file.
-pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
-    format!("blk.{layer}.{}.weight", linear_role(linear))
-}
-
-fn bias_name(layer: usize, linear: Linear) -> String {
-    format!("blk.{layer}.{}.bias", linear_role(linear))
-}
-
-fn linear_role(linear: Linear) -> &'static str {
-    match linear {
-        Linear::Q => "attn_q",
-        Linear::K => "attn_k",
-        Linear::V => "attn_v",
-        Linear::O => "attn_output",
-        Linear::Gate => "ffn_gate",
-        Linear::Up => "ffn_up",
-        Linear::Down => "ffn_down",
-    }
-}
-
-/// Returns the name of a norm's tensor in the file; the format has no per-linear norms.
-pub(crate) fn norm_name(norm: Norm) -> Option<String> {
-    Some(match norm {
-        Norm::Attention(layer) => format!("blk.{layer}.attn_norm.weight"),
-        Norm::AttentionSub(layer) => format!("blk.{layer}.attn_sub_norm.weight"),
-        Norm::Query(layer) => format!("blk.{layer}.attn_q_norm.weight"),
-        Norm::Key(layer) => format!("blk.{layer}.attn_k_norm.weight"),
-        Norm::FeedForward(layer) => format!("blk.{layer}.ffn_norm.weight"),
-        Norm::FeedForwardSub(layer) => format!("blk.{layer}.ffn_sub_norm.weight"),
-        Norm::Final => "output_norm.weight".to_owned(),
-        Norm::Linear(..) => return None,
     })
 }
 

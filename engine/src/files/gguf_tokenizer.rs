@@ -11,7 +11,7 @@ use super::{
     error::{ModelError, shorten},
     gguf::{Array, Gguf, Value},
     gguf_config::Keys,
-    gguf_model::EOS_TOKENS_KEY,
+    gguf_names::EOS_TOKENS_KEY,
     gguf_pieces,
     tokenizer_json::{self, TokenizerJson, byte_level},
 };

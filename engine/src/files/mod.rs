@@ -16,6 +16,7 @@ mod fingerprint;
 pub mod gguf;
 mod gguf_config;
 mod gguf_model;
+mod gguf_names;
 mod gguf_pieces;
 mod gguf_ternary;
 mod gguf_tokenizer;

@@ -14,7 +14,7 @@ use super::{
     convert_gguf::{Described, group_plan, metadata},
     dense::DenseType,
     error::ModelError,
-    gguf_model,
+    gguf_names,
     gguf_write::{self, TensorPlan},
     grouped::{PQ2_0_BLOCK, PQ2_0_BYTES},
     partial::Partial,
@@ -96,14 +96,14 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         true => matrix(name.to_owned(), vocab, hidden, 0.03),
         false => (group_plan(name.to_owned(), vocab, hidden, DenseType::F16), Fill::Bell(0.03)),
     };
-    let mut plan = vec![table(gguf_model::EMBEDDING)];
+    let mut plan = vec![table(gguf_names::EMBEDDING)];
     if !config.tied_head {
-        plan.push(table(gguf_model::HEAD));
+        plan.push(table(gguf_names::HEAD));
     }
     for norm in norms(config) {
         let len = norm_len(config, norm);
         let (dims, size_bytes) = (vec![len as u64], 4 * len as u64);
-        let name = gguf_model::norm_name(norm).unwrap_or_default();
+        let name = gguf_names::norm_name(norm).unwrap_or_default();
         let fill = Fill::Norm { len, is_final: norm == Norm::Final };
         plan.push((TensorPlan { name, dims, type_id: 0, size_bytes }, fill));
     }
@@ -112,7 +112,7 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
             let (rows, cols) = config.linear_shape(linear);
             // Trits have variance 2/3: this scale preserves the variance of the activations.
             let scale = (1.5 / cols as f32).sqrt();
-            plan.push(matrix(gguf_model::linear_name(layer, linear), rows, cols, scale));
+            plan.push(matrix(gguf_names::linear_name(layer, linear), rows, cols, scale));
         }
     }
     plan

@@ -1,3 +1,5 @@
+//! Blocks and dense weights to trits and scales, and their defects.
+
 use super::*;
 use crate::files::ternary::Packing;
 

@@ -1,3 +1,5 @@
+//! Packing and unpacking, sizes, and refused values and shapes.
+
 use proptest::prelude::*;
 
 use super::*;

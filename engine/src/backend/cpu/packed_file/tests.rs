@@ -1,3 +1,5 @@
+//! Packed files: what is read is what was packed; what is changed or damaged is not used.
+
 use std::{collections::BTreeMap, os::unix::fs::PermissionsExt as _};
 
 use tempfile::TempDir;
