@@ -97,7 +97,8 @@ struct InputBlock {
 // The input of linears with scales of groups: rows of floats become one or two int8 digits.
 struct GroupQuantizeArgs {
     const u32* count;      // number of rows: a field of the Step
-    const float* x;        // (rows, width)
+    const u32* wanted;     // (rows): rows of x; null means all, in order
+    const float* x;        // (rows of x, width)
     const float* weight;   // (width); null means no norm
     const float* weight2;  // (width); null means no second norm
     i8* q;                 // (rows, digits, stride), high digits first; zeros from width to stride
@@ -299,17 +300,28 @@ struct Found {
     float logit;
 };
 
+// All logits of some rows, whose bounds are the logits themselves.
+struct LogitBoundsArgs {
+    const Step* step;
+    const RowRanking* rankings;  // (screened)
+    const float* logits;         // (screened, padded vocab)
+    float* lowest;               // as in ScreenArgs
+    float* highest;
+    u32 vocab;
+    u32 unused;
+};
+
 struct SelectArgs {
     const Step* step;
     const RowRanking* rankings;  // (screened)
-    const float* errors;     // as in ScreenArgs
-    const float* norms;
+    const float* errors;     // as in ScreenArgs; null where the estimates are the logits
+    const float* norms;      // not read where `errors` is null; the same for `rows`
     const DigitRow* rows;
     const float* estimates;
     const float* lowest;
     const float* highest;
     u32* found_counts;  // (screened): number of candidates; it includes those beyond the capacity
-    Found* found;       // (screened, capacity): tokens, unordered
+    Found* found;       // (screened, capacity): tokens, unordered, with their estimates
     u32 vocab;
     u32 capacity;
 };

@@ -21,7 +21,7 @@ KERNEL(256) group_quantize(const GroupQuantizeArgs args) {
     auto* values = reinterpret_cast<float*>(bytes);  // (stride)
     u32 row = blockIdx.x, width = args.width, lane = threadIdx.x % 32;
     if (row >= *args.count) return;
-    load_row(args.x + u64(row) * width, width, values);
+    load_row(args.x + u64(args.wanted ? args.wanted[row] : row) * width, width, values);
     if (args.weight) rms_norm(values, args.weight, width, args.eps);
     if (args.weight2) rms_norm(values, args.weight2, width, args.eps2);
     __syncthreads();

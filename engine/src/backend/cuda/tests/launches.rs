@@ -111,6 +111,7 @@ fn launched_kernels_are_the_carried_ones() {
         ("gguf/synth-i2_s.gguf", KvType::F16, HeadMode::Exact),
         ("gguf/synth-i2_s-q6k.gguf", KvType::F16, HeadMode::Exact),
         ("bitnet-tiny", KvType::Q8, HeadMode::Q8),
+        ("qwen3-group-tiny", KvType::F16, HeadMode::Exact),
     ] {
         let Some(some) = launched_by(name, kv, head) else { return };
         launched.extend(some);

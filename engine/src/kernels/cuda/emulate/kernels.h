@@ -87,6 +87,7 @@ static const Entry ENTRIES[] = {
     ENTRY(ScreenArgs, screen_n32),
     ENTRY(ScreenArgs, screen_n64),
     ENTRY(ScreenArgs, screen_tile),
+    ENTRY(LogitBoundsArgs, logit_bounds),
     ENTRY(SelectArgs, screen_select),
     ENTRY(DrawArgs, draw),
     ENTRY(RescoreArgs, rescore_f32),

@@ -155,15 +155,18 @@ void quantization() {
         x[4 * width] = INFINITY;
         x[5 * width + width / 2] = NAN;
         x[8 * width + width / 2] = -INFINITY;
+        vector<u32> wanted = {3, 0, 8, 1, 2, 4, 5, 9, 7, 6};
         for (u32 digits : {1, 2})
             for (u32 norm_count : {0, 1, 2}) {
+                bool in_order = (digits + norm_count) % 2;
                 vector<i8> q(rows * digits * stride, 77);
                 vector<InputBlock> of_blocks(rows * blocks, {NAN, {9, 9}, 9});
-                GroupQuantizeArgs args{&step.whole, x.data(), norm_count > 0 ? w.data() : nullptr, norm_count > 1 ? w2.data() : nullptr,
+                GroupQuantizeArgs args{&step.whole, in_order ? nullptr : wanted.data(), x.data(), norm_count > 0 ? w.data() : nullptr, norm_count > 1 ? w2.data() : nullptr,
                                        q.data(), of_blocks.data(), width, stride, EPS, 1e-5f, digits, 0};
                 run("group_quantize", {rows + 2, 1, 1}, 256, 4 * stride, args);
                 for (u32 r = 0; r < rows; r++) {
-                    vector<float> v(x.begin() + r * width, x.begin() + (r + 1) * width);
+                    u32 from = in_order ? r : wanted[r];
+                    vector<float> v(x.begin() + from * width, x.begin() + (from + 1) * width);
                     if (norm_count > 0) v = reference::rms_norm(v.data(), w.data(), width, EPS);
                     if (norm_count > 1) v = reference::rms_norm(v.data(), w2.data(), width, 1e-5f);
                     v.resize(stride, 0.0f);
