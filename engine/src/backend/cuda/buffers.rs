@@ -157,11 +157,11 @@ pub struct Buffers {
     pub values: Address,    // (rows, kv_heads * head_dim)
     pub attended: Address,  // (rows, heads * head_dim)
     pub gate: Address,      // (rows, intermediate)
-    pub up: Address, // (rows, intermediate), for models whose gate and up matrices are not joined at once
+    pub up: Address,        // (rows, intermediate), for models with `activate`
     pub quantized: Address, // (rows, digits, stride)
-    pub blocks: Address, // (rows, stride / 128), for models with scales of groups
-    pub scales: Address, // (rows)
-    pub sums: Address, // (rows)
+    pub blocks: Address,    // (rows, stride / 128), with scales of groups
+    pub scales: Address,    // (rows)
+    pub sums: Address,      // (rows)
     pub scores: Address,
     pub maxima: Address,
     pub whole_x: Address,    // (whole, hidden)

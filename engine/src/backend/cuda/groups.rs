@@ -5,8 +5,8 @@ use std::mem::offset_of;
 
 use super::{
     args::{
-        EmbedTernaryArgs, GroupLinearArgs, GroupQuantizeArgs, GroupSegment, LINEAR_STORE,
-        NormHeadsArgs, Step,
+        EmbedTernaryArgs, GroupLinearArgs, GroupQuantizeArgs, GroupSegment, InputBlock,
+        LINEAR_STORE, NormHeadsArgs, Step,
     },
     device::{Address, Args, Launch},
     forward::{Input, Pass, grid},
@@ -28,6 +28,8 @@ const FEW: [Few; 3] = [
     Few { kernel: "group_n32", columns: 32, round: 16 },
 ];
 const FEW_THREADS: u32 = 256;
+/// Bytes of the weight scales of a k block.
+const SCALES_BYTES: usize = 2 * TILE_ROWS * 4;
 /// Integers from one column of sums to the next.
 const SUMS_STRIDE: usize = TILE_ROWS + 4;
 
@@ -58,7 +60,8 @@ struct Quantized {
 impl Few {
     /// Returns the shared memory of a block.
     fn shared_bytes(&self, k_blocks: usize, groups_of_block: usize) -> usize {
-        k_blocks.min(self.round) * groups_of_block * self.columns * SUMS_STRIDE * 4
+        let sums = groups_of_block * SUMS_STRIDE * 4;
+        k_blocks.min(self.round) * (SCALES_BYTES + self.columns * (size_of::<InputBlock>() + sums))
     }
 }
 

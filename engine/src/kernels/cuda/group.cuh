@@ -39,8 +39,3 @@ __device__ __forceinline__ GroupTile find_group_tile(const GroupLinearArgs& args
 __device__ __forceinline__ float joined(i32 sum, float of_weights, float of_row, float y) {
     return __fmaf_rn(__int2float_rn(sum), __fmul_rn(of_weights, of_row), y);
 }
-
-__device__ __forceinline__ InputBlock load_block(const InputBlock* from) {
-    uint4 words = load_constant(from);
-    return {__uint_as_float(words.x), {i32(words.y), i32(words.z)}, 0};
-}

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     backend::{Backend as _, Noise, Ranking, ScaledNoise},
     config::Linear,
-    files::{Model, gguf},
+    files::{self, Model, gguf},
     kernels::Digits,
 };
 
@@ -134,5 +134,27 @@ fn many_rows_with_scales_of_groups_equal_the_cpus() {
                 .collect();
             check(&format!("{name}: {lengths:?}"), cpu.as_mut(), &mut cuda, &parts);
         }
+    }
+}
+
+/// One layer of the 1.7B model's widths: more k blocks than a round has sums of.
+#[test]
+fn steps_of_bonsais_widths_equal_the_cpus() {
+    let folder = tempfile::tempdir().expect("a folder for a model");
+    let path = folder.path().join("bonsai.gguf");
+    let mut config = files::shape("bonsai-1.7b").expect("a known shape");
+    (config.layer_count, config.vocab_size, config.context_length) = (1, 1000, 128);
+    files::synth(&config, &path, 11).expect("the folder is writable");
+    let model = Arc::new(Model::open(&path).expect("the model opens"));
+    for digits in Digits::ALL {
+        let options = with_digits(digits, KvType::F16);
+        let Some(mut cuda) = load(&model, options, small()) else { return };
+        let mut cpu = on_cpu(&model, options);
+        for (range, logits) in [(0..34, LogitsFor::largest(1)), (34..35, LogitsFor::Last)] {
+            let parts = [part(&tokens(35, 1)[range.clone()], range.start, 0, logits)];
+            check(&format!("{digits}: {range:?}"), cpu.as_mut(), &mut cuda, &parts);
+        }
+        let prompts = [3, 4].map(|block| part(&[5, 6], 0, block, LogitsFor::largest(2)));
+        check(&format!("{digits}: two prompts"), cpu.as_mut(), &mut cuda, &prompts);
     }
 }

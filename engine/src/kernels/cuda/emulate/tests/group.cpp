@@ -90,7 +90,7 @@ const Kernel KERNELS[] = {{"group_n8", 1, 8, 256, 32}, {"group_n16", 1, 16, 256,
 
 u32 shared_bytes(const Kernel& kernel, u32 k_blocks, u32 digits) {
     if (kernel.round == 0) return 4 * (4 * 512 + 64 * 128 + 64 / digits * 16 + 4 * 64);
-    return std::min(k_blocks, kernel.round) * 2 * kernel.columns * 20 * 4;
+    return std::min(k_blocks, kernel.round) * (128 + kernel.columns * (16 + 2 * 80));
 }
 
 void check_linears(u32 rows, u32 cols, u32 digits, u32 case_index) {
