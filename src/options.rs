@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::Path, str::FromStr, sync::Arc, time::Duration
 
 use anyhow::Context as _;
 use clap::{
-    Args,
+    ArgAction, Args,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use tritmill_engine::{
@@ -120,6 +120,10 @@ pub struct RunOptions {
     /// (default); int8, one digit (faster, changes answers). Other models have int8 only
     #[arg(long, value_parser = one_of::<Digits>(&["int8", "int16"]))]
     pub activations: Option<Digits>,
+    /// Packed weights beside the model, in the folder .tritmill: written at the first start, read at the next ones, which
+    /// are several times as fast. They take as much of the disk as of the memory, and can be deleted at any time
+    #[arg(long, value_name = "on|off", default_value = "on", action = ArgAction::Set, value_parser = on_or_off())]
+    pub packed_cache: bool,
 }
 
 impl RunOptions {
@@ -138,18 +142,20 @@ impl RunOptions {
             kv: self.kv,
             head: self.head,
             activations: self.activations,
+            packed_cache: self.packed_cache,
             ..EngineOptions::default()
         }
     }
 
     /// Returns the options as words of a command line.
     pub fn words(&self) -> Vec<String> {
-        let Self { device, format, threads, isa, kv, head, activations } = self;
+        let Self { device, format, threads, isa, kv, head, activations, packed_cache } = self;
         let mut words = vec![
             format!("--device={device}"),
             format!("--format={format}"),
             format!("--kv={}", kv.name()),
             format!("--head={}", head.name()),
+            format!("--packed-cache={}", if *packed_cache { "on" } else { "off" }),
         ];
         words.extend(threads.map(|threads| format!("--threads={threads}")));
         words.extend(isa.map(|isa| format!("--isa={isa}")));
@@ -241,6 +247,11 @@ where
     T::Err: std::error::Error + Send + Sync + 'static,
 {
     PossibleValuesParser::new(names).try_map(|name| name.parse::<T>())
+}
+
+/// Returns a parser of `on` and `off`.
+fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|text| text == "on")
 }
 
 #[cfg(test)]

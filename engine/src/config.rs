@@ -69,6 +69,41 @@ impl RopeScaling {
     pub fn is_none(&self) -> bool {
         *self == Self::None
     }
+
+    /// Returns the scaling by these divisors; all equal to 1 change nothing.
+    pub(crate) fn of_divisors(divisors: Vec<f32>) -> Self {
+        match divisors.iter().all(|&divisor| divisor == 1.0) {
+            true => Self::None,
+            false => Self::Divisors { divisors },
+        }
+    }
+}
+
+/// Constant factors of MiniCPM models (maximal update parametrization, Hu et al. 2024, section 4).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Multipliers {
+    /// Factor of the embedding rows (`scale_emb`).
+    pub embedding: f32,
+    /// Factor of what a block adds to the residual stream (`scale_depth / √layers`).
+    pub residual: f32,
+    /// Divisor of the logits (`hidden_size / dim_model_base`).
+    pub logit_divisor: f32,
+}
+
+impl Multipliers {
+    /// No factors: those of all other models.
+    pub const NONE: Self = Self { embedding: 1.0, residual: 1.0, logit_divisor: 1.0 };
+
+    /// Returns whether nothing is multiplied.
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    /// Returns whether every factor is of a size that f32 sums bear.
+    pub(crate) fn are_sound(&self) -> bool {
+        let Self { embedding, residual, logit_divisor } = *self;
+        [embedding, residual, logit_divisor].iter().all(|factor| (1e-3..=1e6).contains(factor))
+    }
 }
 
 /// The shape and conventions of a model: what the forward pass needs besides the tensors.
@@ -112,10 +147,19 @@ pub struct ModelConfig {
     /// Whether queries and keys have a norm per head before RoPE.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub qk_norm: bool,
-    /// Whether each output has one scale per group of inputs instead of one per matrix, in linears, embedding
-    /// and head. Such models were trained without int8 activations.
+    /// Whether each output of a linear has one scale per group of inputs instead of one per matrix. Such models
+    /// were trained without int8 activations.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub group_scales: bool,
+    /// Whether embedding and head are ternary, too, with scales of groups.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ternary_tables: bool,
+    /// Linears with a bias, in the order of the forward pass; gate and up both or neither.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub linear_biases: Vec<Linear>,
+    /// Constant factors of embedding, blocks and logits.
+    #[serde(skip_serializing_if = "Multipliers::is_none")]
+    pub multipliers: Multipliers,
     /// Whether the head is the embedding matrix.
     pub tied_head: bool,
     /// Token prepended to a prompt.
@@ -125,7 +169,8 @@ pub struct ModelConfig {
 }
 
 /// The seven ternary linears of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Linear {
     /// `[head_count * head_dim, hidden]`
     Q,
@@ -171,6 +216,19 @@ pub enum Norm {
 }
 
 impl ModelConfig {
+    /// Returns the factor of embedding rows in the residual stream.
+    ///
+    /// The stream is kept divided by `multipliers.residual`. Then blocks add what they compute as it is, and only norms read
+    /// the stream: with [`Self::stream_norm_eps`] they give the same as those of the stream itself.
+    pub(crate) fn embedding_factor(&self) -> f32 {
+        self.multipliers.embedding / self.multipliers.residual
+    }
+
+    /// Returns the epsilon of norms of the residual stream; see [`Self::embedding_factor`].
+    pub(crate) fn stream_norm_eps(&self) -> f32 {
+        self.rms_norm_eps / (self.multipliers.residual * self.multipliers.residual)
+    }
+
     /// Returns the rows and columns (`out`, `in`) of a ternary linear.
     pub fn linear_shape(&self, linear: Linear) -> (usize, usize) {
         let heads = self.head_count * self.head_dim;

@@ -66,6 +66,9 @@ pub struct EngineOptions {
     pub wait_limit: Duration,
     /// Most drafts of a sequence in a step; 0 for none. See [`EngineConfig::draft_tokens`].
     pub draft_tokens: usize,
+    /// Whether packed weights are kept beside the model for the next start, and used if they are there. On the
+    /// processor only.
+    pub packed_cache: bool,
 }
 
 impl Default for EngineOptions {
@@ -83,6 +86,7 @@ impl Default for EngineOptions {
             step_target: EngineConfig::new(0).step_target,
             wait_limit: EngineConfig::new(0).wait_limit,
             draft_tokens: EngineConfig::new(0).draft_tokens,
+            packed_cache: false,
         }
     }
 }
@@ -147,14 +151,15 @@ fn load(
     of_gpu: impl FnOnce() -> KvBlocks,
 ) -> Result<Box<dyn Backend>, LoadError> {
     let model = Arc::clone(model);
-    let EngineOptions { kv, head, format, activations, .. } = *options;
+    let EngineOptions { kv, head, format, activations, packed_cache, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
         let options = CudaOptions { ordinal, kv, head, activations, blocks: of_gpu() };
         return Ok(cuda::load(model, options)?);
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
     let node = options.device.memory_node();
-    let options = CpuOptions { format, isa, threads, kv, head, activations, node, block_count };
+    let options =
+        CpuOptions { format, isa, threads, kv, head, activations, node, block_count, packed_cache };
     Ok(cpu::load(model, options)?)
 }
 

@@ -5,24 +5,11 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Folder, golden, join_safetensors, split_safetensors};
+use support::{Folder, config_refusal, golden, join_safetensors, parsed, split_safetensors};
 use tritmill_engine::{
     config::{Linear, RopeScaling},
     files::{Model, ModelError, Problem, hf_config, shard_names},
 };
-
-/// Parses a `config.json` after an edit.
-fn parsed(folder: &str, edit: impl FnOnce(&mut Value)) -> Result<hf_config::HfConfig, ModelError> {
-    let bytes = std::fs::read(golden(folder).join("config.json")).unwrap();
-    let mut json = serde_json::from_slice(&bytes).unwrap();
-    edit(&mut json);
-    hf_config::parse(json.to_string().as_bytes())
-}
-
-/// Returns the error message for a `config.json` after an edit.
-fn config_refusal(folder: &str, edit: impl FnOnce(&mut Value)) -> String {
-    parsed(folder, edit).expect_err("the configuration must be refused").to_string()
-}
 
 fn accepted(folder: &str, edit: impl FnOnce(&mut Value)) -> hf_config::HfConfig {
     parsed(folder, edit).unwrap()
@@ -33,8 +20,9 @@ fn keys_that_change_the_computation_are_refused_by_name() {
     for (key, value) in [
         ("model_type", json!("mistral")),
         ("hidden_act", json!("gelu")),
-        ("attention_bias", json!(true)),
-        ("mlp_bias", json!(true)),
+        ("qkv_bias", json!(true)),
+        ("sparse_config", json!({ "kernel_size": 32 })),
+        ("scale_emb", json!(12)),
         ("rope_scaling", json!({ "rope_type": "dynamic", "factor": 2.0 })),
         ("rope_scaling", json!({ "type": "linear", "factor": 2.0, "beta_fast": 32.0 })),
         ("rope_parameters", json!({ "rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0 })),
@@ -120,8 +108,13 @@ fn unknown_quantization_settings_are_refused_by_name() {
         assert!(message.contains(key), "{key}: {message}");
     }
     let message =
-        config_refusal("llama-tiny", |config| config["quantization_config"] = Value::Null);
+        config_refusal("bitnet-tiny", |config| config["quantization_config"] = Value::Null);
     assert!(message.contains("quantization_config"), "{message}");
+    // A Llama without it has dense weights, which may be ternary.
+    let folder = Folder::copy("llama-tiny");
+    folder.edit_json("config.json", |config| config["quantization_config"] = Value::Null);
+    let message = Model::open(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("model.layers.0.") && message.contains("shape"), "{message}");
 }
 
 #[test]

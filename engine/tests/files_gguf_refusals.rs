@@ -216,7 +216,7 @@ fn divisors_of_rope_frequencies_are_read_and_checked() {
 #[test]
 fn unknown_tensors_are_refused_by_name() {
     for name in [
-        "blk.0.attn_q.bias",
+        "blk.0.ffn_gate.bias",
         "blk.0.ffn_up.scale",
         "rope_factors_long.weight",
         "blk.9.attn_q.weight",

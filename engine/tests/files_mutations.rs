@@ -33,6 +33,7 @@ fn read_all(model: &Model) {
     for layer in 0..model.config().layer_count {
         for linear in Linear::ALL {
             let _ = model.ternary(layer, linear);
+            let _ = model.bias(layer, linear);
         }
     }
     for norm in model.norms() {
@@ -86,6 +87,30 @@ fn damaged_gguf_directories_and_metadata_are_refused_or_read() {
         let mut damaged = bytes[..header].to_vec();
         random.mutate(&mut damaged, 900);
         let _ = gguf::parse("damaged", &damaged);
+    }
+}
+
+#[test]
+fn damaged_files_with_groups_factors_and_biases_are_refused_or_read() {
+    for (seed, file) in [(8, "minicpm-tq2_0"), (9, "minicpm-tq1_0"), (10, "llama-tq2_0")] {
+        let bytes = std::fs::read(golden(&format!("group-linears/{file}.gguf"))).unwrap();
+        let header = gguf::parse(file, &bytes).unwrap().data_start as usize;
+        let mut random = Random(seed);
+        let mut opened = 0;
+        for round in 0..120 {
+            let mut damaged = bytes.clone();
+            // The vocabulary is the larger part of the header: half of the rounds spare it.
+            match round % 4 {
+                0 => random.mutate(&mut damaged, bytes.len()),
+                1 => random.mutate(&mut damaged, header),
+                _ => damaged[random.below(1200)] = random.below(256) as u8,
+            }
+            if let Ok(model) = Model::open_gguf_bytes("damaged", damaged) {
+                read_all(&model);
+                opened += 1;
+            }
+        }
+        assert!((5..115).contains(&opened), "{file}: {opened} of 120 opened");
     }
 }
 

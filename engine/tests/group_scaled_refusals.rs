@@ -173,7 +173,7 @@ fn folders_that_are_not_ternary_are_refused_by_the_tensors_name() {
     refused(&["quantization_config"], &|config| {
         config["quantization_config"] = json!({ "bits": 2 });
     });
-    refused(&["attention_bias"], &|config| config["attention_bias"] = json!(true));
+    refused(&["self_attn.q_proj.bias"], &|config| config["attention_bias"] = json!(true));
     refused(&["self_attn.q_proj.weight", "row length 250 is not a multiple of 64"], &|config| {
         config["hidden_size"] = json!(250);
     });

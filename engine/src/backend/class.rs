@@ -36,13 +36,19 @@ pub fn digits(config: &ModelConfig, chosen: Option<Digits>) -> Digits {
 pub fn of(model: &Model, choices: Choices, backend: &str) -> Result<String, ModelError> {
     let fingerprint = model.fingerprint()?;
     let Choices { kv, head, activations } = choices;
-    if model.config().group_scales {
-        let (kv, draw) = (kv.class_name(), sampler::VERSION);
-        let digits = digits(model.config(), activations);
-        let activations = format!("activations-{digits}-{GROUPS_VERSION}");
-        return Ok(format!("{fingerprint}/kv-{kv}/head-ternary/{activations}/{draw}/{backend}"));
-    }
-    let precision = if head == HeadMode::Q8 { "q8" } else { model.head().dtype.name() };
+    let config = model.config();
+    let precision = match head {
+        _ if config.ternary_tables => "ternary",
+        HeadMode::Q8 => "q8",
+        HeadMode::Exact | HeadMode::Full => model.head().dtype.name(),
+    };
     let (kv, draw) = (kv.class_name(), sampler::VERSION);
+    if config.group_scales {
+        let digits = digits(config, activations);
+        let activations = format!("activations-{digits}-{GROUPS_VERSION}");
+        return Ok(format!(
+            "{fingerprint}/kv-{kv}/head-{precision}/{activations}/{draw}/{backend}"
+        ));
+    }
     Ok(format!("{fingerprint}/kv-{kv}/head-{precision}/{draw}/{backend}"))
 }

@@ -75,6 +75,10 @@ pub struct Report {
 /// [`ModelError::Unconvertible`] names the tensor that the target cannot hold. Errors while reading
 /// the model or writing the file are returned as they are.
 pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
+    if let Some(&linear) = model.config().linear_biases.first() {
+        let problem = Problem::Other("biases of linears are read, but not written");
+        return Err(refuse(model.ternary_name(0, linear).to_owned(), to, problem));
+    }
     match to {
         Target::Folder => convert_folder::write(model, out),
         Target::GgufI2S

@@ -10,7 +10,8 @@ use super::{
     hf_config::WeightStorage,
     hf_rope, hf_tensors,
     hf_write::{self, FolderTexts},
-    model::{Model, norm_len},
+    model::Model,
+    roles::norm_len,
     safetensors::Dtype,
     ternary_write,
 };
@@ -111,13 +112,12 @@ fn folder_type(dtype: DenseType) -> Dtype {
     match dtype {
         DenseType::F16 => Dtype::F16,
         DenseType::Bf16 => Dtype::Bf16,
-        DenseType::F32 | DenseType::Q8_0 | DenseType::Q6K => Dtype::F32,
-        DenseType::Q2_0 | DenseType::Pq2_0 | DenseType::Ptq1_0 => Dtype::F32,
+        _ => Dtype::F32,
     }
 }
 
 fn write_dense(matrix: Dense<'_>, writer: &mut dyn Write) -> std::io::Result<()> {
-    if !matches!(matrix.dtype, DenseType::Q8_0 | DenseType::Q6K) {
+    if matches!(matrix.dtype, DenseType::F32 | DenseType::F16 | DenseType::Bf16) {
         return writer.write_all(matrix.bytes);
     }
     let mut row = vec![0f32; matrix.cols];

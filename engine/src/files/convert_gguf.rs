@@ -16,18 +16,19 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::DenseType,
     error::{ModelError, Problem},
-    gguf_model,
+    gguf_config, gguf_model,
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES},
     gguf_tokenizer::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
     gguf_write::{self, Meta, TensorPlan},
     hf_tensors,
-    model::{DenseTensor, Model, norm_len},
+    model::{DenseTensor, Model},
     partial::Partial,
+    roles::norm_len,
     ternary_write,
 };
 use crate::{
     chat::ChatTemplate,
-    config::{Activation, Linear, ModelConfig, Norm, RopeScaling, Yarn},
+    config::{Activation, Linear, ModelConfig, Multipliers, Norm, RopeScaling, Yarn},
     formats::{Scale, TernaryMatrix},
     tokenizer::{TokenKind, Tokenizer},
 };
@@ -44,6 +45,9 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     }
     if config.qk_norm {
         return Ok("qwen3");
+    }
+    if !config.multipliers.is_none() {
+        return Ok("minicpm");
     }
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
@@ -96,7 +100,7 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
     let mut inexact_scale_count = 0;
     for (layer, linear) in linears(model.config()) {
         let mut matrix = model.ternary(layer, linear)?;
-        if architecture == "llama" {
+        if matches!(architecture, "llama" | "minicpm") {
             permute(&mut matrix, linear, model.config());
         }
         let name = model.ternary_name(layer, linear);
@@ -120,8 +124,10 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     let tensors = &model.parts().tensors;
     let group_type = to.group_type();
     let table = |name: &str, tensor: &DenseTensor| match group_type {
-        Some(dtype) => group_plan(name.to_owned(), tensor.rows, tensor.cols, dtype),
-        None => dense_plan(name, tensor),
+        Some(dtype) if config.ternary_tables => {
+            group_plan(name.to_owned(), tensor.rows, tensor.cols, dtype)
+        }
+        _ => dense_plan(name, tensor),
     };
     let mut plan = vec![table(gguf_model::EMBEDDING, &tensors.embedding)];
     plan.extend(tensors.head.as_ref().map(|head| table(gguf_model::HEAD, head)));
@@ -236,9 +242,12 @@ fn type_id(dtype: DenseType) -> u32 {
         DenseType::Bf16 => 30,
         DenseType::Q8_0 => 8,
         DenseType::Q6K => 14,
+        DenseType::Q4K => 12,
         DenseType::Q2_0 => 42,
         DenseType::Pq2_0 => 142,
         DenseType::Ptq1_0 => 143,
+        DenseType::Tq1_0 => 34,
+        DenseType::Tq2_0 => 35,
     }
 }
 
@@ -294,6 +303,13 @@ pub(super) fn metadata(
         ("attention.layer_norm_rms_epsilon", Meta::F32(config.rms_norm_eps)),
     ] {
         metadata.push((format!("{architecture}.{key}"), value));
+    }
+    if !config.multipliers.is_none() {
+        let Multipliers { embedding, residual, logit_divisor } = config.multipliers;
+        let values = [embedding, residual, logit_divisor];
+        for (key, value) in gguf_config::MULTIPLIER_KEYS.into_iter().zip(values) {
+            metadata.push((format!("{architecture}.{key}"), Meta::F32(value)));
+        }
     }
     let mut push = |key: &str, value| {
         metadata.push((format!("{architecture}.rope.scaling.{key}"), value));

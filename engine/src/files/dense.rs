@@ -2,7 +2,10 @@
 
 use half::{bf16, f16};
 
-use super::{grouped, quants};
+use super::{
+    gguf_ternary::{TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
+    grouped, quants,
+};
 
 /// Element type of a dense tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,12 +20,18 @@ pub enum DenseType {
     Q8_0,
     /// Super-blocks of 256: 6-bit values, 16 signed 8-bit scales, an f16 scale.
     Q6K,
+    /// Super-blocks of 256: 4-bit values, 8 scales and minima of 6 bits, two f16 scales.
+    Q4K,
     /// Ternary, blocks of 64: an f16 scale and 2-bit codes.
     Q2_0,
     /// Ternary, blocks of 128: an f16 scale and 2-bit codes.
     Pq2_0,
     /// Ternary, blocks of 128: base-3 digits and an f16 scale.
     Ptq1_0,
+    /// Ternary, blocks of 256: base-3 digits and an f16 scale.
+    Tq1_0,
+    /// Ternary, blocks of 256: 2-bit codes and an f16 scale.
+    Tq2_0,
 }
 
 impl DenseType {
@@ -33,9 +42,12 @@ impl DenseType {
             Self::F16 | Self::Bf16 => (1, 2),
             Self::Q8_0 => (quants::Q8_0_BLOCK, quants::Q8_0_BYTES),
             Self::Q6K => (quants::Q6K_BLOCK, quants::Q6K_BYTES),
+            Self::Q4K => (quants::Q4K_BLOCK, quants::Q4K_BYTES),
             Self::Q2_0 => (grouped::Q2_0_BLOCK, grouped::Q2_0_BYTES),
             Self::Pq2_0 => (grouped::PQ2_0_BLOCK, grouped::PQ2_0_BYTES),
             Self::Ptq1_0 => (grouped::PTQ1_0_BLOCK, grouped::PTQ1_0_BYTES),
+            Self::Tq1_0 => (TQ_BLOCK, TQ1_0_BYTES),
+            Self::Tq2_0 => (TQ_BLOCK, TQ2_0_BYTES),
         }
     }
 
@@ -51,7 +63,7 @@ impl DenseType {
 
     /// Returns the inputs of the smallest groups with scales in a matrix of this type.
     pub(crate) fn group_min(self) -> usize {
-        self.block().0.max(grouped::GROUP_MIN)
+        self.block().0.clamp(grouped::GROUP_MIN, grouped::GROUP_MAX)
     }
 
     /// Returns the name used in listings.
@@ -62,9 +74,12 @@ impl DenseType {
             Self::Bf16 => "BF16",
             Self::Q8_0 => "Q8_0",
             Self::Q6K => "Q6_K",
+            Self::Q4K => "Q4_K",
             Self::Q2_0 => "Q2_0",
             Self::Pq2_0 => "PQ2_0",
             Self::Ptq1_0 => "PTQ1_0",
+            Self::Tq1_0 => "TQ1_0",
+            Self::Tq2_0 => "TQ2_0",
         }
     }
 }
@@ -126,8 +141,11 @@ pub(crate) fn widen(dtype: DenseType, bytes: &[u8], out: &mut [f32]) {
         }
         DenseType::Q8_0 => quants::dequantize_q8_0(bytes, out),
         DenseType::Q6K => quants::dequantize_q6_k(bytes, out),
+        DenseType::Q4K => quants::dequantize_q4_k(bytes, out),
         DenseType::Q2_0 => grouped::dequantize(grouped::Q2_0, bytes, out),
         DenseType::Pq2_0 => grouped::dequantize(grouped::PQ2_0, bytes, out),
         DenseType::Ptq1_0 => grouped::dequantize(grouped::PTQ1_0, bytes, out),
+        DenseType::Tq1_0 => grouped::dequantize(grouped::TQ1_0, bytes, out),
+        DenseType::Tq2_0 => grouped::dequantize(grouped::TQ2_0, bytes, out),
     }
 }

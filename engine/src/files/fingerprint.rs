@@ -4,9 +4,9 @@ use std::fmt;
 
 use rayon::prelude::*;
 
-use super::{convert::f32_bytes, dense::Dense, error::ModelError, model::Model};
+use super::{convert::f32_bytes, dense::Dense, error::ModelError, model::Model, roles::biases};
 use crate::{
-    config::{Activation, Linear, ModelConfig, RopeScaling},
+    config::{Activation, Linear, ModelConfig, Multipliers, RopeScaling},
     formats::{Scale, TernaryMatrix},
 };
 
@@ -15,13 +15,13 @@ use crate::{
 ///
 /// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
-///    norms, tied head, the sorted end tokens, and the scaling of RoPE if there is one (context length
-///    and names are left out);
+///    norms, tied head, the linears with biases and the multipliers if there are some, the sorted end tokens, and the scaling of RoPE if there
+///    is one (context length and names are left out);
 /// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
 /// 3. per layer and linear (`Linear::ALL`): rows, columns, trits in row-major 2-bit codes
 ///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
 ///    f32 bits; or, for scales of groups, the size of a group and the f16 bits of every scale;
-/// 4. every norm in the order of the forward pass, as f32;
+/// 4. every norm in the order of the forward pass, as f32, and then every bias;
 /// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows; or
 ///    as in 3 if they are ternary.
 ///
@@ -33,6 +33,11 @@ impl Fingerprint {
     /// Returns the 32 bytes of the hash.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+
+    /// Returns the fingerprint that these bytes were taken from.
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
     }
 }
 
@@ -72,6 +77,10 @@ pub(crate) fn compute(model: &Model) -> Result<Fingerprint, ModelError> {
     for norm in model.norms() {
         hasher.update(blake3::hash(&f32_bytes(&model.norm(norm)?)).as_bytes());
     }
+    for (layer, linear) in biases(config) {
+        let bias = model.bias(layer, linear)?.unwrap_or_default();
+        hasher.update(blake3::hash(&f32_bytes(&bias)).as_bytes());
+    }
     table_digests(&mut hasher, model.ternary_embedding()?, model.embedding());
     if !config.tied_head {
         table_digests(&mut hasher, model.ternary_head()?, model.head());
@@ -103,6 +112,15 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
     // Only what a model has is hashed, so that other models keep their fingerprints.
     if config.qk_norm {
         hasher.update(b"qk_norm");
+    }
+    for linear in &config.linear_biases {
+        hasher.update(b"bias");
+        hasher.update(&[*linear as u8]);
+    }
+    if !config.multipliers.is_none() {
+        let Multipliers { embedding, residual, logit_divisor } = config.multipliers;
+        hasher.update(b"multipliers");
+        hasher.update(&f32_bytes(&[embedding, residual, logit_divisor]));
     }
     let mut ends = config.eos_tokens.clone();
     ends.sort_unstable();

@@ -5,10 +5,11 @@
 //! | `bitnet-b1.58`, `bitnet-25` | as in Hugging Face | relu² | yes | the embedding |
 //! | `bitnet` | as in Hugging Face | SiLU | yes | the embedding |
 //! | `llama` | permuted for adjacent-pair RoPE | SiLU | no | `output.weight`, or the embedding |
+//! | `minicpm` | as `llama` | SiLU | no | `output.weight`, or the embedding |
 //! | `qwen3` | as in Hugging Face | SiLU | no | `output.weight`, or the embedding |
 //!
-//! `qwen3` has norms of query and key heads, and every matrix has a scale per group of inputs
-//! ([`super::grouped`]).
+//! `minicpm` has constant factors, and a scale per group of inputs in its linears ([`super::grouped`]). `qwen3` has norms
+//! of query and key heads, and such scales in every matrix.
 //!
 //! An unknown key under the architecture's prefix may change the computation, so it is an error that
 //! names the key.
@@ -18,7 +19,7 @@ use super::{
     gguf::{Gguf, Value},
     hf_config::{LAYERS_MAX, VOCAB_MAX, WIDTH_MAX},
 };
-use crate::config::{Activation, ModelConfig, RopeScaling, Yarn};
+use crate::config::{Activation, ModelConfig, Multipliers, RopeScaling, Yarn};
 
 /// A family of GGUF models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(crate) enum Architecture {
     Bitnet,
     /// Llama 3 8B 1.58, Falcon3: `llama`.
     Llama,
+    /// BitCPM: `minicpm`.
+    MiniCpm,
     /// Ternary Bonsai: `qwen3`.
     Qwen3,
 }
@@ -36,6 +39,11 @@ pub(crate) enum Architecture {
 impl Architecture {
     pub fn is_bitnet(self) -> bool {
         matches!(self, Self::BitnetB158 | Self::Bitnet)
+    }
+
+    /// Returns whether rows of Q and K are in the order for adjacent-pair RoPE.
+    pub fn permutes_heads(self) -> bool {
+        matches!(self, Self::Llama | Self::MiniCpm)
     }
 }
 
@@ -61,6 +69,9 @@ const KNOWN_KEYS: [&str; 18] = [
     "attention.value_length",
 ];
 
+/// Constant factors of `minicpm`: of embedding rows, of what blocks add, and the divisor of the logits.
+pub(crate) const MULTIPLIER_KEYS: [&str; 3] = ["embedding_scale", "residual_scale", "logit_scale"];
+
 /// Reads everything except the tokens. `vocab_size` comes from the embedding's shape; the tokenizer
 /// sets `eos_tokens`.
 pub(crate) fn parse(
@@ -74,12 +85,13 @@ pub(crate) fn parse(
         "bitnet-b1.58" | "bitnet-25" => Architecture::BitnetB158,
         "bitnet" => Architecture::Bitnet,
         "llama" => Architecture::Llama,
+        "minicpm" => Architecture::MiniCpm,
         "qwen3" => Architecture::Qwen3,
         _ => return Err(global.unsupported("general.architecture", "unknown model family")),
     };
     let prefix = format!("{name}.");
     let keys = Keys { gguf, prefix: &prefix };
-    refuse_unknown_keys(&global, &keys)?;
+    refuse_unknown_keys(&global, &keys, architecture)?;
 
     let hidden_size = keys.required_size("embedding_length", WIDTH_MAX)?;
     let head_count = keys.required_size("attention.head_count", WIDTH_MAX)?;
@@ -110,12 +122,19 @@ pub(crate) fn parse(
         rope_scaling: rope_scaling(&keys, architecture)?,
         activation: match architecture {
             Architecture::BitnetB158 => Activation::SquaredRelu,
-            Architecture::Bitnet | Architecture::Llama | Architecture::Qwen3 => Activation::Silu,
+            _ => Activation::Silu,
         },
         sub_norms: architecture.is_bitnet(),
         linear_norm_eps: None,
         qk_norm: architecture == Architecture::Qwen3,
-        group_scales: architecture == Architecture::Qwen3,
+        group_scales: matches!(architecture, Architecture::MiniCpm | Architecture::Qwen3),
+        ternary_tables: architecture == Architecture::Qwen3,
+        // Those of the tensors are found with them.
+        linear_biases: Vec::new(),
+        multipliers: match architecture {
+            Architecture::MiniCpm => multipliers(&keys)?,
+            _ => Multipliers::NONE,
+        },
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
         eos_tokens: Vec::new(),
@@ -141,10 +160,33 @@ fn head_dim(keys: &Keys<'_>, hidden_size: usize, head_count: usize) -> Result<us
     Ok(head_dim)
 }
 
-fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelError> {
+fn multipliers(keys: &Keys<'_>) -> Result<Multipliers, ModelError> {
+    let [embedding, residual, logits] = MULTIPLIER_KEYS;
+    let required = |key: &str| {
+        let missing = || ModelError::MissingKey { key: keys.name(key) };
+        keys.positive(key, f32::MAX)?.ok_or_else(missing)
+    };
+    let multipliers = Multipliers {
+        embedding: required(embedding)?,
+        residual: required(residual)?,
+        logit_divisor: required(logits)?,
+    };
+    match multipliers.are_sound() {
+        true => Ok(multipliers),
+        false => Err(keys.bad(residual, "with the other scales, factors within bounds")),
+    }
+}
+
+fn refuse_unknown_keys(
+    global: &Keys<'_>,
+    keys: &Keys<'_>,
+    architecture: Architecture,
+) -> Result<(), ModelError> {
+    let has_multipliers = architecture == Architecture::MiniCpm;
     for key in global.gguf.metadata.keys() {
         if let Some(key) = key.strip_prefix(keys.prefix)
             && !KNOWN_KEYS.contains(&key)
+            && !(has_multipliers && MULTIPLIER_KEYS.contains(&key))
         {
             return Err(keys.unsupported(key, "unknown key"));
         }
@@ -180,6 +222,15 @@ fn rope_scaling(keys: &Keys<'_>, architecture: Architecture) -> Result<RopeScali
             return Err(keys.bad("rope.scaling.factor", "a factor from 1 to 65536"));
         }
         return Ok(RopeScaling::Yarn(Yarn { factor, original_context }));
+    }
+    if kind == Some("longrope") && architecture == Architecture::MiniCpm {
+        let context = keys.size("context_length", u64::from(u32::MAX))?;
+        if original.is_some_and(|original| context.is_some_and(|context| context > original)) {
+            let why = "a context beyond the original one";
+            return Err(keys.unsupported("rope.scaling.original_context_length", why));
+        }
+        // The divisors are in a tensor.
+        return Ok(RopeScaling::None);
     }
     if original.is_some() && architecture != Architecture::Qwen3 {
         return Err(keys.unsupported("rope.scaling.original_context_length", "RoPE scaling"));

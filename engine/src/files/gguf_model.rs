@@ -22,13 +22,15 @@ use super::{
     gguf_tokenizer,
     grouped::GROUP_MIN,
     mmap::Bytes,
-    model::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor, norm_len, norms},
+    model::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor},
+    roles::{biases, norm_len, norms},
     ternary::Packing,
 };
 use crate::config::{Linear, ModelConfig, Norm, RopeScaling};
 
 /// Accepted types of matrices with scales of groups.
-const GROUPED_TYPES: &str = "Q2_0, PQ2_0 or PTQ1_0, or ternary weights as F32, F16 or BF16";
+const GROUPED_TYPES: &str =
+    "Q2_0, PQ2_0, PTQ1_0, TQ1_0 or TQ2_0, or ternary weights as F32, F16 or BF16";
 
 /// Opens a file on disk.
 pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
@@ -62,7 +64,11 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         listing: Vec::new(),
         ranges: Vec::new(),
     };
-    finder.rope_divisors(&mut config)?;
+    if architecture == Architecture::Llama {
+        config.group_scales = finder.has_group_scales();
+    }
+    config.linear_biases = finder.linear_biases();
+    finder.rope_divisors(&mut config, architecture)?;
     let tensors = finder.tensors(&config, architecture)?;
     let listing = finder.finish(&gguf, &config)?;
     Ok(Parts {
@@ -81,12 +87,22 @@ pub(crate) const EMBEDDING: &str = "token_embd.weight";
 pub(crate) const HEAD: &str = "output.weight";
 /// Divisors of the RoPE frequencies, by which converters write the scaling of Llama 3.1.
 pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
+/// The same for MiniCPM4: within the original context, and beyond it, which is refused.
+const LONGROPE_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 /// Key of the list of all end tokens, in files from [`super::convert`].
 pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
 
 /// Returns the name of a linear's tensor in the file.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
-    let role = match linear {
+    format!("blk.{layer}.{}.weight", linear_role(linear))
+}
+
+fn bias_name(layer: usize, linear: Linear) -> String {
+    format!("blk.{layer}.{}.bias", linear_role(linear))
+}
+
+fn linear_role(linear: Linear) -> &'static str {
+    match linear {
         Linear::Q => "attn_q",
         Linear::K => "attn_k",
         Linear::V => "attn_v",
@@ -94,8 +110,7 @@ pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
         Linear::Gate => "ffn_gate",
         Linear::Up => "ffn_up",
         Linear::Down => "ffn_down",
-    };
-    format!("blk.{layer}.{role}.weight")
+    }
 }
 
 /// Returns the name of a norm's tensor in the file; the format has no per-linear norms.
@@ -132,7 +147,7 @@ impl<'a> Finder<'a> {
         architecture: Architecture,
     ) -> Result<Tensors, ModelError> {
         let shape = [config.hidden_size, config.vocab_size];
-        let mut table = |name: &str| match config.group_scales {
+        let mut table = |name: &str| match config.ternary_tables {
             true => self.grouped(name, config.vocab_size, config.hidden_size),
             false => self.dense(name, &shape),
         };
@@ -143,11 +158,12 @@ impl<'a> Finder<'a> {
         for layer in 0..config.layer_count {
             let mut of_layer = Vec::with_capacity(Linear::ALL.len());
             for linear in Linear::ALL {
-                let permuted_heads = match (architecture, linear) {
-                    (Architecture::Llama, Linear::Q) => Some(config.head_count),
-                    (Architecture::Llama, Linear::K) => Some(config.kv_head_count),
+                let heads = match linear {
+                    Linear::Q => Some(config.head_count),
+                    Linear::K => Some(config.kv_head_count),
                     _ => None,
                 };
+                let permuted_heads = heads.filter(|_| architecture.permutes_heads());
                 let tensor = self.linear(&linear_name(layer, linear), config, linear)?;
                 of_layer.push(TernaryTensor { permuted_heads, ..tensor });
             }
@@ -159,32 +175,76 @@ impl<'a> Finder<'a> {
                 by_role.insert(norm, self.dense(&name, &[norm_len(config, norm)])?);
             }
         }
-        Ok(Tensors { linears, norms: by_role, embedding, head })
+        let mut by_linear = HashMap::new();
+        for (layer, linear) in biases(config) {
+            let (rows, _) = config.linear_shape(linear);
+            by_linear.insert((layer, linear), self.dense(&bias_name(layer, linear), &[rows])?);
+        }
+        Ok(Tensors { linears, norms: by_role, biases: by_linear, embedding, head })
+    }
+
+    /// Returns the linears that have a bias in the first layer. One of gate and up alone stays without a role, and is refused.
+    fn linear_biases(&self) -> Vec<Linear> {
+        let has_bias = |linear| self.entries.contains_key(bias_name(0, linear).as_str());
+        let has_gate_and_up = has_bias(Linear::Gate) && has_bias(Linear::Up);
+        let counts = |linear: &Linear| match linear {
+            Linear::Gate | Linear::Up => has_gate_and_up,
+            linear => has_bias(*linear),
+        };
+        Linear::ALL.into_iter().filter(counts).collect()
+    }
+
+    /// Returns whether the first linear has a scale for each group of inputs: by its type, or by the scales of its `TQ`
+    /// blocks, which are equal in a model with one scale per matrix.
+    fn has_group_scales(&self) -> bool {
+        let entry = self.entries.get(linear_name(0, Linear::Q).as_str());
+        let block_bytes = match entry.map(|entry| entry.type_id) {
+            Some(42 | 142 | 143) => return true,
+            Some(34) => TQ1_0_BYTES,
+            Some(35) => TQ2_0_BYTES,
+            _ => return false,
+        };
+        let Some(entry) = entry else { return false };
+        let weights = entry.dims.iter().fold(1u64, |product, &dim| product.saturating_mul(dim));
+        let len = (weights / TQ_BLOCK as u64).saturating_mul(block_bytes as u64);
+        let start = self.data_start.saturating_add(entry.offset).min(self.bytes.len() as u64);
+        let end = start.saturating_add(len).min(self.bytes.len() as u64);
+        let blocks = self.bytes[start as usize..end as usize].chunks_exact(block_bytes);
+        let scales = blocks.map(|block| &block[block_bytes - 2..]);
+        // A block of zeros may have the scale 0.
+        let mut scales = scales.filter(|scale| *scale != [0, 0]);
+        let first = scales.next();
+        scales.any(|scale| Some(scale) != first)
     }
 
     /// Reads the divisors of the RoPE frequencies, if the file has them. They are refused with another scaling,
     /// because llama.cpp would apply both.
-    fn rope_divisors(&mut self, config: &mut ModelConfig) -> Result<(), ModelError> {
-        if !self.entries.contains_key(ROPE_DIVISORS) {
+    fn rope_divisors(
+        &mut self,
+        config: &mut ModelConfig,
+        architecture: Architecture,
+    ) -> Result<(), ModelError> {
+        let [short, long] = LONGROPE_DIVISORS;
+        let is_longrope = architecture == Architecture::MiniCpm && self.entries.contains_key(short);
+        let name = if is_longrope { short } else { ROPE_DIVISORS };
+        if !self.entries.contains_key(name) {
             return Ok(());
         }
         if !config.rope_scaling.is_none() {
-            return Err(ModelError::UnexpectedTensor { tensor: ROPE_DIVISORS.to_owned() });
+            return Err(ModelError::UnexpectedTensor { tensor: name.to_owned() });
         }
-        let tensor = self.dense(ROPE_DIVISORS, &[config.head_dim / 2])?;
+        let shape = [config.head_dim / 2];
+        if is_longrope && self.entries.contains_key(long) {
+            self.dense(long, &shape)?;
+        }
+        let tensor = self.dense(name, &shape)?;
         let mut divisors = vec![0f32; tensor.cols];
         widen(tensor.dtype, &self.bytes[tensor.span.range.clone()], &mut divisors);
         if let Some(wrong) = divisors.iter().find(|d| !(d.is_finite() && **d > 0.0)) {
             let problem = Problem::BadScale(*wrong);
-            return Err(ModelError::bad_tensor(
-                ROPE_DIVISORS,
-                tensor.span.range.start as u64,
-                problem,
-            ));
+            return Err(ModelError::bad_tensor(name, tensor.span.range.start as u64, problem));
         }
-        if divisors.iter().any(|&divisor| divisor != 1.0) {
-            config.rope_scaling = RopeScaling::Divisors { divisors };
-        }
+        config.rope_scaling = RopeScaling::of_divisors(divisors);
         Ok(())
     }
 
@@ -239,8 +299,9 @@ impl<'a> Finder<'a> {
             1 => DenseType::F16,
             30 => DenseType::Bf16,
             8 => DenseType::Q8_0,
+            12 => DenseType::Q4K,
             14 => DenseType::Q6K,
-            _ => return Err(self.wrong_type(entry, "F32, F16, BF16, Q8_0 or Q6_K")),
+            _ => return Err(self.wrong_type(entry, "F32, F16, BF16, Q8_0, Q6_K or Q4_K")),
         };
         let (cols, rows) = (shape[0], shape.get(1).copied().unwrap_or(1));
         let size = self.row_size(entry, dtype.row_bytes(cols), cols, dtype.block().0)?;
@@ -309,6 +370,8 @@ impl<'a> Finder<'a> {
             0 => DenseType::F32,
             1 => DenseType::F16,
             30 => DenseType::Bf16,
+            34 => DenseType::Tq1_0,
+            35 => DenseType::Tq2_0,
             42 => self.layout_of_42(entry, rows, cols)?,
             142 => DenseType::Pq2_0,
             143 => DenseType::Ptq1_0,

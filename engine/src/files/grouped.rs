@@ -5,6 +5,7 @@
 //! | `Q2_0` | 64 | 18 | f16 scale; byte `b` holds weights `4 b .. 4 b + 4`, two bits each, lowest first; code = trit + 1 |
 //! | `PQ2_0` | 128 | 34 | the same |
 //! | `PTQ1_0` | 128 | 28 | base-3 digits, most significant first: weight `e < 80` is digit `e / 16` of byte `e % 16`, the next 40 are five digits of 8 bytes, the last 8 four digits of 2 bytes; then the f16 scale |
+//! | `TQ2_0`, `TQ1_0` | 256 | 66, 54 | see [`super::gguf_ternary`]: two groups with the same scale |
 //! | dense | 64 or 128 | | f32, f16 or bf16 weights that are exactly −s, 0 or s in every group |
 //!
 //! The decoded form does not depend on the file: a group of zeros has the scale 0, a group with the scale 0 has
@@ -17,6 +18,7 @@ use rayon::prelude::*;
 use super::{
     dense::{DenseType, widen},
     error::{ModelError, Problem},
+    gguf_ternary::{TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
     ternary::Stored,
 };
 use crate::formats::GroupScales;
@@ -37,7 +39,9 @@ pub const PTQ1_0_BYTES: usize = 28;
 /// The smallest group, and the unit of dense weights.
 pub const GROUP_MIN: usize = 64;
 /// The group that pairs of [`GROUP_MIN`] become.
-const GROUP_MAX: usize = 2 * GROUP_MIN;
+pub const GROUP_MAX: usize = 2 * GROUP_MIN;
+/// The most weights of a block.
+const BLOCK_MAX: usize = TQ_BLOCK;
 
 /// A defect, and its byte.
 type Defect = (usize, Problem);
@@ -62,9 +66,17 @@ pub const PQ2_0: Block =
 /// See the module.
 pub const PTQ1_0: Block =
     Block { weights: PTQ1_0_BLOCK, bytes: PTQ1_0_BYTES, scale_at: 26, trits: digits, codes_at: 0 };
+/// See the module.
+pub const TQ1_0: Block =
+    Block { weights: TQ_BLOCK, bytes: TQ1_0_BYTES, scale_at: 52, trits: tq1_0_digits, codes_at: 0 };
+/// See the module.
+pub const TQ2_0: Block =
+    Block { weights: TQ_BLOCK, bytes: TQ2_0_BYTES, scale_at: 64, trits: tq2_0_codes, codes_at: 0 };
 
-/// Parts of a `PTQ1_0` block: first byte, bytes, digits of a byte.
-const STAGES: [(usize, usize, usize); 3] = [(0, 16, 5), (16, 8, 5), (24, 2, 4)];
+/// Parts of a block of digits: first byte, bytes, digits of a byte.
+type Stages = [(usize, usize, usize); 3];
+const STAGES: Stages = [(0, 16, 5), (16, 8, 5), (24, 2, 4)];
+const TQ1_0_STAGES: Stages = [(0, 32, 5), (32, 16, 5), (48, 4, 4)];
 
 impl Block {
     fn scale(&self, block: &[u8]) -> f16 {
@@ -74,6 +86,11 @@ impl Block {
     fn codes<'a>(&self, block: &'a [u8]) -> &'a [u8] {
         let end = if self.scale_at == 0 { self.bytes } else { self.scale_at };
         &block[self.codes_at..end]
+    }
+
+    /// Returns the number of weights of a group.
+    fn group(&self) -> usize {
+        self.weights.min(GROUP_MAX)
     }
 
     /// Decodes a block; returns its scale, or the first defect and its byte.
@@ -88,8 +105,7 @@ impl Block {
         if scale == f16::ZERO {
             trits.fill(0);
         }
-        let is_zero = trits.iter().all(|&trit| trit == 0);
-        Ok(if is_zero { f16::ZERO } else { scale })
+        Ok(scale)
     }
 }
 
@@ -137,10 +153,32 @@ const fn byte_of(trits: &[i8]) -> u8 {
     (value * 256).div_ceil(243) as u8
 }
 
+/// `TQ2_0` codes: four a byte, lowest first, of weights 32 apart.
+fn tq2_0_codes(codes: &[u8], trits: &mut [i8]) -> Option<Defect> {
+    for (half, trits) in codes.as_chunks::<32>().0.iter().zip(trits.chunks_exact_mut(128)) {
+        for (l, trits) in trits.chunks_exact_mut(32).enumerate() {
+            for (trit, byte) in trits.iter_mut().zip(half) {
+                *trit = ((byte >> (2 * l)) & 3) as i8 - 1;
+            }
+        }
+    }
+    let byte = codes.iter().position(|byte| byte & (byte >> 1) & 0x55 != 0)?;
+    Some((byte, Problem::BadCode { code: 3 }))
+}
+
 /// `PTQ1_0` digits.
 fn digits(codes: &[u8], trits: &mut [i8]) -> Option<Defect> {
+    digits_of(STAGES, codes, trits)
+}
+
+/// `TQ1_0` digits.
+fn tq1_0_digits(codes: &[u8], trits: &mut [i8]) -> Option<Defect> {
+    digits_of(TQ1_0_STAGES, codes, trits)
+}
+
+fn digits_of(stages: Stages, codes: &[u8], trits: &mut [i8]) -> Option<Defect> {
     let (mut weight, mut bad) = (0, None);
-    for (first, width, count) in STAGES {
+    for (first, width, count) in stages {
         for (i, &byte) in codes[first..first + width].iter().enumerate() {
             let digits = &DIGITS[usize::from(byte)][..count];
             if byte_of(digits) != byte && bad.is_none() {
@@ -172,7 +210,7 @@ pub(crate) fn write_digits(trits: &[i8], codes: &mut [u8]) {
 
 /// Decodes whole blocks to f32. Codes that stand for no trit give some value: [`decode`] refuses them at load.
 pub fn dequantize(block: Block, bytes: &[u8], out: &mut [f32]) {
-    let mut trits = [0i8; GROUP_MAX];
+    let mut trits = [0i8; BLOCK_MAX];
     for (bytes, out) in bytes.chunks_exact(block.bytes).zip(out.chunks_exact_mut(block.weights)) {
         let trits = &mut trits[..block.weights];
         (block.trits)(block.codes(bytes), trits);
@@ -193,9 +231,11 @@ pub(crate) fn decode(
         DenseType::Q2_0 => Some(Q2_0),
         DenseType::Pq2_0 => Some(PQ2_0),
         DenseType::Ptq1_0 => Some(PTQ1_0),
+        DenseType::Tq1_0 => Some(TQ1_0),
+        DenseType::Tq2_0 => Some(TQ2_0),
         _ => None,
     };
-    let size = block.map_or(GROUP_MIN, |block| block.weights);
+    let size = block.map_or(GROUP_MIN, |block| block.group());
     let per_row = stored.cols / size;
     let mut scales = vec![f16::ZERO; stored.rows * per_row];
     let row_bytes = stored.bytes.len() / stored.rows;
@@ -225,11 +265,16 @@ fn blocks_of_row(
     scales: &mut [f16],
 ) -> Result<(), Defect> {
     let blocks = bytes.chunks_exact(block.bytes);
-    let groups = trits.chunks_exact_mut(block.weights).zip(scales);
-    for (index, (bytes, (trits, scale))) in blocks.zip(groups).enumerate() {
-        *scale = block
-            .decode(bytes, trits)
-            .map_err(|(byte, problem)| (index * block.bytes + byte, problem))?;
+    let group = block.group();
+    let groups =
+        trits.chunks_exact_mut(block.weights).zip(scales.chunks_exact_mut(block.weights / group));
+    for (index, (bytes, (trits, scales))) in blocks.zip(groups).enumerate() {
+        let decoded = block.decode(bytes, trits);
+        let of_block = decoded.map_err(|(byte, problem)| (index * block.bytes + byte, problem))?;
+        for (scale, trits) in scales.iter_mut().zip(trits.chunks_exact(group)) {
+            let is_zero = trits.iter().all(|&trit| trit == 0);
+            *scale = if is_zero { f16::ZERO } else { of_block };
+        }
     }
     Ok(())
 }
@@ -286,96 +331,4 @@ fn merged(cols: usize, groups: GroupScales) -> GroupScales {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::files::ternary::Packing;
-
-    fn decoded(
-        dtype: DenseType,
-        cols: usize,
-        bytes: &[u8],
-    ) -> Result<(Vec<i8>, GroupScales), String> {
-        let row_bytes = dtype.row_bytes(cols).expect("whole blocks");
-        let rows = bytes.len() / row_bytes;
-        let packing = Packing::Grouped(dtype);
-        let stored = Stored { name: "w", rows, cols, packing, bytes, offset: 1000 };
-        let matrix = stored.decode().map_err(|error| error.to_string())?;
-        Ok((matrix.trits, matrix.groups.expect("it has groups")))
-    }
-
-    /// A `Q2_0` block of a scale and the same code everywhere.
-    fn q2_0(scale: f32, code: u8) -> Vec<u8> {
-        [&f16::from_f32(scale).to_le_bytes()[..], &[code * 0b0101_0101; 16]].concat()
-    }
-
-    #[test]
-    fn pairs_of_equal_scales_merge_and_zeros_take_the_other_scale() {
-        let scales = |blocks: &[Vec<u8>]| {
-            decoded(DenseType::Q2_0, 128, &blocks.concat()).map(|(_, groups)| groups)
-        };
-        let half = f16::from_f32(0.5);
-        let merged = |scales: Vec<f16>| Ok(GroupScales { size: 128, scales });
-        assert_eq!(scales(&[q2_0(0.5, 2), q2_0(0.5, 0)]), merged(vec![half]));
-        assert_eq!(scales(&[q2_0(0.25, 1), q2_0(0.5, 0)]), merged(vec![half]));
-        assert_eq!(scales(&[q2_0(0.5, 2), q2_0(0.0, 2)]), merged(vec![half]));
-        assert_eq!(scales(&[q2_0(-0.0, 0), q2_0(7.0, 1)]), merged(vec![f16::ZERO]));
-        let mixed = [q2_0(0.5, 2), q2_0(0.5, 0), q2_0(0.5, 2), q2_0(0.25, 2)];
-        let apart = GroupScales { size: 64, scales: vec![half, half, half, f16::from_f32(0.25)] };
-        assert_eq!(scales(&mixed), Ok(apart));
-    }
-
-    #[test]
-    fn a_scale_of_zero_leaves_no_trits() {
-        let (trits, _) = decoded(DenseType::Q2_0, 64, &q2_0(0.0, 2)).expect("a good block");
-        assert_eq!(trits, [0; 64]);
-    }
-
-    #[test]
-    fn defects_have_their_offset() {
-        let refused = |dtype, cols, bytes: &[u8]| decoded(dtype, cols, bytes).expect_err("bad");
-        let mut bytes = [q2_0(0.5, 2), q2_0(0.5, 1)].concat();
-        bytes[18 + 2 + 5] = 0b0011_0000;
-        let error = refused(DenseType::Q2_0, 64, &bytes);
-        assert_eq!(error, "tensor w at byte 1025: code 3 is not a ternary value");
-        for scale in [f32::NAN, f32::INFINITY, -1.0] {
-            let bytes = [q2_0(0.5, 2), q2_0(scale, 1)].concat();
-            let error = refused(DenseType::Q2_0, 128, &bytes);
-            assert!(error.starts_with("tensor w at byte 1018: scale"), "{error}");
-        }
-        let mut digits =
-            [vec![byte_of(&[0; 5]); 24], vec![byte_of(&[0; 4]); 2], vec![0, 0x38]].concat();
-        assert!(decoded(DenseType::Ptq1_0, 128, &digits).is_ok());
-        digits[25] = byte_of(&[0, 0, 0, 0, 1]);
-        let error = refused(DenseType::Ptq1_0, 128, &digits);
-        assert!(error.starts_with("tensor w at byte 1025: byte"), "{error}");
-    }
-
-    #[test]
-    fn dense_weights_are_refused_where_they_are_not_ternary() {
-        let f16s = |weights: &[f32]| -> Vec<u8> {
-            weights.iter().flat_map(|&w| f16::from_f32(w).to_le_bytes()).collect()
-        };
-        let mut weights = [0.0; 128];
-        (weights[0], weights[5], weights[70]) = (0.5, -0.5, -0.0);
-        let (trits, groups) = decoded(DenseType::F16, 128, &f16s(&weights)).expect("ternary");
-        assert_eq!((trits[0], trits[5], trits[70], groups.size), (1, -1, 0, 128));
-        weights[70] = 0.25;
-        let (_, groups) = decoded(DenseType::F16, 128, &f16s(&weights)).expect("groups of 64");
-        assert_eq!(groups.size, 64);
-        weights[6] = 0.25;
-        let error = decoded(DenseType::F16, 128, &f16s(&weights)).expect_err("not ternary");
-        assert!(error.starts_with("tensor w at byte 1012: weight 0.25 is neither"), "{error}");
-        let wide = 0.1f32.to_le_bytes().repeat(64);
-        let error = decoded(DenseType::F32, 64, &wide).expect_err("not an f16");
-        assert!(error.contains("more digits than f16"), "{error}");
-    }
-
-    #[test]
-    fn every_byte_of_digits_is_the_one_of_its_trits_or_refused() {
-        let mut valid = 0;
-        for (byte, digits) in DIGITS.iter().enumerate() {
-            valid += usize::from(usize::from(byte_of(digits)) == byte);
-        }
-        assert_eq!(valid, 243);
-    }
-}
+mod tests;

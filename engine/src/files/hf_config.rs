@@ -2,12 +2,12 @@
 //!
 //! Unknown keys are ignored, except in the RoPE and quantization blocks, where they are errors.
 //! [`UNSUPPORTED_KEYS`] may only have the value that changes nothing. Defaults are those of
-//! transformers' `BitNetConfig`, `LlamaConfig` and `Qwen3Config`.
+//! transformers' `BitNetConfig`, `LlamaConfig` and `Qwen3Config`, and of OpenBMB's `MiniCPMConfig`.
 
 use serde_json::{Map, Value};
 
 use super::{error::ModelError, hf_rope, json_keys::Keys};
-use crate::config::{Activation, ModelConfig};
+use crate::config::{Activation, Linear, ModelConfig, Multipliers};
 
 /// Largest width of a matrix. An int8 activation row of this width cannot overflow an i32 sum.
 pub const WIDTH_MAX: u64 = 1 << 20;
@@ -37,7 +37,20 @@ pub enum WeightStorage {
 enum Family {
     Bitnet,
     Llama,
+    MiniCpm,
     Qwen3,
+}
+
+impl Family {
+    /// Returns the name of the model type, which is that of the architecture, too.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bitnet => "bitnet",
+            Self::Llama => "llama",
+            Self::MiniCpm => "minicpm",
+            Self::Qwen3 => "qwen3",
+        }
+    }
 }
 
 /// The contents of `config.json`.
@@ -61,8 +74,6 @@ enum Harmless {
 
 /// Keys for features that the engine does not support: key, harmless value, feature.
 const UNSUPPORTED_KEYS: &[(&str, Harmless, &str)] = &[
-    ("attention_bias", Harmless::False, "biases"),
-    ("mlp_bias", Harmless::False, "biases"),
     ("qkv_bias", Harmless::False, "biases"),
     ("use_bias", Harmless::False, "biases"),
     ("bias", Harmless::False, "biases"),
@@ -97,6 +108,7 @@ const UNSUPPORTED_KEYS: &[(&str, Harmless, &str)] = &[
     ("use_parallel_residual", Harmless::False, "parallel residuals"),
     ("is_encoder_decoder", Harmless::False, "an encoder"),
     ("add_cross_attention", Harmless::False, "cross attention"),
+    ("sparse_config", Harmless::Nothing, "sparse attention"),
     ("mamba_d_state", Harmless::Nothing, "state-space layers"),
 ];
 
@@ -111,14 +123,21 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let family = match keys.required_text("model_type")? {
         "bitnet" => Family::Bitnet,
         "llama" => Family::Llama,
+        "minicpm" => Family::MiniCpm,
         "qwen3" => Family::Qwen3,
-        _ => return Err(keys.unsupported("model_type", "only bitnet, llama and qwen3 are known")),
+        _ => {
+            let known = "only bitnet, llama, minicpm and qwen3 are known";
+            return Err(keys.unsupported("model_type", known));
+        }
     };
     let (is_bitnet, is_qwen3) = (family == Family::Bitnet, family == Family::Qwen3);
-    refuse_unsupported_keys(&keys)?;
+    refuse_unsupported_keys(&keys, family)?;
+    let is_dense = family == Family::Llama && keys.get("quantization_config").is_none();
     let (storage, linear_norm_eps) = match one_bit_llm(&keys, is_bitnet)? {
         true => (WeightStorage::OneBitLlm, None),
-        false if is_qwen3 => refuse_quantization(&keys)?,
+        false if is_dense || matches!(family, Family::MiniCpm | Family::Qwen3) => {
+            refuse_quantization(&keys)?
+        }
         false => quantization(&keys)?,
     };
     let sub_norms = is_bitnet || storage == WeightStorage::OneBitLlm;
@@ -140,16 +159,17 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
     let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
-    let rope = hf_rope::parse(&keys, context_length, is_qwen3)?;
+    let rope = hf_rope::Shape { context_length, frequencies: head_dim / 2 };
+    let rope = match family {
+        Family::Qwen3 => hf_rope::parse(&keys, rope, Some("yarn")),
+        Family::MiniCpm => hf_rope::parse(&keys, rope, Some("longrope")),
+        Family::Bitnet | Family::Llama => hf_rope::parse(&keys, rope, None),
+    }?;
+    let layer_count = keys.required_size("num_hidden_layers", LAYERS_MAX)?;
     let model = ModelConfig {
-        architecture: match family {
-            Family::Bitnet => "bitnet",
-            Family::Llama => "llama",
-            Family::Qwen3 => "qwen3",
-        }
-        .to_owned(),
+        architecture: family.name().to_owned(),
         hidden_size,
-        layer_count: keys.required_size("num_hidden_layers", LAYERS_MAX)?,
+        layer_count,
         head_count,
         kv_head_count,
         head_dim,
@@ -163,12 +183,51 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         sub_norms,
         linear_norm_eps,
         qk_norm: is_qwen3,
-        group_scales: is_qwen3,
-        tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+        group_scales: storage == WeightStorage::Grouped,
+        linear_biases: linear_biases(&keys)?,
+        ternary_tables: is_qwen3,
+        multipliers: match family {
+            Family::MiniCpm => multipliers(&keys, hidden_size, layer_count)?,
+            _ => Multipliers::NONE,
+        },
+        tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
         eos_tokens: keys.token_ids("eos_token_id", vocab_size)?,
     };
     Ok(HfConfig { model, storage })
+}
+
+/// Reads which linears have a bias.
+fn linear_biases(keys: &Keys<'_>) -> Result<Vec<Linear>, ModelError> {
+    let attention = keys.flag("attention_bias")?.unwrap_or(false);
+    let feed_forward = keys.flag("mlp_bias")?.unwrap_or(false);
+    let has_bias = |linear: &Linear| match linear {
+        Linear::Q | Linear::K | Linear::V | Linear::O => attention,
+        Linear::Gate | Linear::Up | Linear::Down => feed_forward,
+    };
+    Ok(Linear::ALL.into_iter().filter(has_bias).collect())
+}
+
+/// Keys of [`multipliers`] that other families have with another meaning.
+const MULTIPLIER_KEYS: [&str; 2] = ["scale_emb", "scale_depth"];
+
+/// Reads the constant factors of MiniCPM.
+fn multipliers(
+    keys: &Keys<'_>,
+    hidden_size: usize,
+    layer_count: usize,
+) -> Result<Multipliers, ModelError> {
+    let required = |key: &str| keys.positive(key)?.ok_or_else(|| keys.missing(key));
+    let [embedding, depth] = MULTIPLIER_KEYS;
+    let multipliers = Multipliers {
+        embedding: required(embedding)?,
+        residual: (f64::from(required(depth)?) / (layer_count as f64).sqrt()) as f32,
+        logit_divisor: hidden_size as f32 / required("dim_model_base")?,
+    };
+    match multipliers.are_sound() {
+        true => Ok(multipliers),
+        false => Err(keys.bad(depth, "with scale_emb and dim_model_base, factors within bounds")),
+    }
 }
 
 /// Reads the number of elements of a head; without the key it depends on the family.
@@ -202,9 +261,12 @@ pub fn parse_generation_eos(bytes: &[u8], vocab_size: usize) -> Result<Vec<u32>,
     Keys { map: &root, prefix: "generation_config." }.token_ids("eos_token_id", vocab_size)
 }
 
-fn refuse_unsupported_keys(keys: &Keys<'_>) -> Result<(), ModelError> {
+fn refuse_unsupported_keys(keys: &Keys<'_>, family: Family) -> Result<(), ModelError> {
     for &(key, harmless, feature) in UNSUPPORTED_KEYS {
         let Some(value) = keys.get(key) else { continue };
+        if family == Family::MiniCpm && MULTIPLIER_KEYS.contains(&key) {
+            continue;
+        }
         let fine = match harmless {
             Harmless::False => value == &Value::Bool(false),
             Harmless::One => value.as_f64() == Some(1.0),

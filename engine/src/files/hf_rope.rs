@@ -17,13 +17,17 @@ pub(super) struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// Reads base and scaling. `context_length` is the original context of a scaling that does not name one. Only some
-/// families have YaRN.
-pub(super) fn parse(
-    keys: &Keys<'_>,
-    context_length: usize,
-    has_yarn: bool,
-) -> Result<Rope, ModelError> {
+/// Sizes of a model that a scaling may depend on.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// Longest sequence; the original context of a scaling that does not name one.
+    pub context_length: usize,
+    /// Half of a head.
+    pub frequencies: usize,
+}
+
+/// Reads base and scaling. `own` is a kind of scaling that only this model's family has: `yarn` or `longrope`.
+pub(super) fn parse(keys: &Keys<'_>, shape: Shape, own: Option<&str>) -> Result<Rope, ModelError> {
     let mut rope = Rope { theta: keys.positive("rope_theta")?, scaling: RopeScaling::None };
     for block in ["rope_scaling", "rope_parameters"] {
         let Some(value) = keys.get(block) else { continue };
@@ -33,7 +37,7 @@ pub(super) fn parse(
         let prefix = format!("{block}.");
         let inner = Keys { map, prefix: &prefix };
         rope.theta = inner.positive("rope_theta")?.or(rope.theta);
-        let scaling = scaling(&inner, context_length, has_yarn)?;
+        let scaling = scaling(&inner, shape, own)?;
         if rope.scaling.is_none() {
             rope.scaling = scaling;
         } else if !scaling.is_none() && scaling != rope.scaling {
@@ -43,18 +47,16 @@ pub(super) fn parse(
     Ok(rope)
 }
 
-fn scaling(
-    keys: &Keys<'_>,
-    context_length: usize,
-    has_yarn: bool,
-) -> Result<RopeScaling, ModelError> {
+fn scaling(keys: &Keys<'_>, shape: Shape, own: Option<&str>) -> Result<RopeScaling, ModelError> {
+    let context_length = shape.context_length;
     // Older files call the key `type`; with both, transformers reads `rope_type`.
     let kind_key = if keys.get("rope_type").is_some() { "rope_type" } else { "type" };
     let (scaling, known): (_, &[&str]) = match keys.text(kind_key)?.unwrap_or("default") {
         "default" => (RopeScaling::None, &[]),
         "linear" => (linear(factor(keys, "factor")?), &["factor"]),
         "llama3" => (llama3(keys, context_length)?, &LLAMA3_KEYS),
-        "yarn" if has_yarn => (yarn(keys, context_length)?, &YARN_KEYS),
+        "yarn" if own == Some("yarn") => (yarn(keys, context_length)?, &YARN_KEYS),
+        "longrope" if own == Some("longrope") => (longrope(keys, shape)?, &LONGROPE_KEYS),
         _ => return Err(keys.unsupported(kind_key, "this kind of RoPE scaling")),
     };
     for key in keys.map.keys().map(String::as_str) {
@@ -117,6 +119,30 @@ fn yarn(keys: &Keys<'_>, context_length: usize) -> Result<RopeScaling, ModelErro
     }
     let original_context = keys.size(context_key, CONTEXT_MAX)?.unwrap_or(context_length);
     Ok(RopeScaling::Yarn(Yarn { factor, original_context }))
+}
+
+const LONGROPE_KEYS: [&str; 4] =
+    ["short_factor", "long_factor", "original_max_position_embeddings", "factor"];
+
+/// Reads the scaling of MiniCPM4, which within the original context divides each frequency by its short factor.
+/// Beyond it the model's code changes the factors with the length of the text, which is refused.
+fn longrope(keys: &Keys<'_>, shape: Shape) -> Result<RopeScaling, ModelError> {
+    let [short_key, _, context_key, _] = LONGROPE_KEYS;
+    let original = keys.size(context_key, CONTEXT_MAX)?.ok_or_else(|| keys.missing(context_key))?;
+    if shape.context_length > original {
+        return Err(keys.unsupported(context_key, "a context beyond the original one"));
+    }
+    let list = keys.get(short_key).ok_or_else(|| keys.missing(short_key))?;
+    let number = |value: &Value| value.as_f64().map(|number| number as f32);
+    let divisors: Option<Vec<f32>> =
+        list.as_array().and_then(|list| list.iter().map(number).collect());
+    let is_good = |divisors: &Vec<f32>| {
+        divisors.len() == shape.frequencies && divisors.iter().all(|d| d.is_finite() && *d > 0.0)
+    };
+    match divisors.filter(is_good) {
+        Some(divisors) => Ok(RopeScaling::of_divisors(divisors)),
+        None => Err(keys.bad(short_key, "a positive number for each frequency")),
+    }
 }
 
 fn factor(keys: &Keys<'_>, key: &str) -> Result<f32, ModelError> {

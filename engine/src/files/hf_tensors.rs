@@ -9,7 +9,8 @@ use super::{
     grouped::GROUP_MIN,
     hf_config::WeightStorage,
     mmap::Bytes,
-    model::{DenseTensor, Span, Tensors, TernaryTensor, norm_len, norms},
+    model::{DenseTensor, Span, Tensors, TernaryTensor},
+    roles::{biases, norm_len, norms},
     safetensors::{Dtype, TensorEntry},
     ternary::Packing,
 };
@@ -77,7 +78,13 @@ impl Finder<'_> {
             };
             by_role.insert(norm, self.dense(name, &[norm_len(config, norm)])?);
         }
-        Ok(Tensors { linears, norms: by_role, embedding, head })
+        let mut by_linear = HashMap::new();
+        for (layer, linear) in biases(config) {
+            let name = format!("model.layers.{layer}.{}.bias", linear_module(linear));
+            let (rows, _) = config.linear_shape(linear);
+            by_linear.insert((layer, linear), self.dense(name, &[rows])?);
+        }
+        Ok(Tensors { linears, norms: by_role, biases: by_linear, embedding, head })
     }
 
     /// Checks that every row is a whole number of groups.

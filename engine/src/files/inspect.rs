@@ -5,7 +5,8 @@ use serde::Serialize;
 use super::{
     error::ModelError,
     fingerprint::Fingerprint,
-    model::{Model, TensorInfo, norm_len},
+    model::{Model, TensorInfo},
+    roles::norm_len,
 };
 use crate::config::{Linear, ModelConfig};
 
@@ -53,7 +54,7 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
     let norms: usize = model.norms().iter().map(|&norm| norm_len(config, norm)).sum();
     let tables = matrices * config.vocab_size * config.hidden_size;
     let (ternary_tables, dense_tables) =
-        if config.group_scales { (tables, 0) } else { (0, tables) };
+        if config.ternary_tables { (tables, 0) } else { (0, tables) };
     let tokenizer = model.tokenizer();
     Ok(Inspection {
         name: model.name().to_owned(),

@@ -35,6 +35,7 @@ mod partial;
 mod pieces;
 mod protobuf;
 mod quants;
+mod roles;
 #[doc(hidden)]
 pub mod safetensors;
 mod sentencepiece;
@@ -48,6 +49,7 @@ mod tokenizer_json;
 pub(crate) use error::shorten;
 #[doc(hidden)]
 pub use hf::shard_names;
+pub(crate) use mmap::FileState;
 pub use {
     convert::{Report, Target, convert},
     dense::{Dense, DenseType},

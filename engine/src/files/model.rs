@@ -12,7 +12,8 @@ use super::{
     error::{ModelError, Problem},
     fingerprint::{self, Fingerprint},
     gguf_model, hf,
-    mmap::Bytes,
+    mmap::{Bytes, Source},
+    roles::{biases, norms},
     ternary::{Packing, Stored},
 };
 use crate::{
@@ -80,6 +81,7 @@ pub(crate) struct Tensors {
     /// Ternary linears, by layer and then in the order of [`Linear::ALL`].
     pub linears: Vec<Vec<TernaryTensor>>,
     pub norms: HashMap<Norm, DenseTensor>,
+    pub biases: HashMap<(usize, Linear), DenseTensor>,
     pub embedding: DenseTensor,
     /// The head; `None` when it is the embedding.
     pub head: Option<DenseTensor>,
@@ -253,7 +255,7 @@ impl Model {
     }
 
     fn ternary_table(&self, tensor: &DenseTensor) -> Result<Option<TernaryMatrix>, ModelError> {
-        let is_ternary = self.parts.config.group_scales;
+        let is_ternary = self.parts.config.ternary_tables;
         is_ternary.then(|| self.decode(&tensor.clone().into())).transpose()
     }
 
@@ -274,13 +276,32 @@ impl Model {
         let Some(tensor) = self.parts.tensors.norms.get(&norm) else {
             return Err(ModelError::MissingTensor { tensor: format!("{norm:?}") });
         };
-        let mut weights = vec![0f32; tensor.cols];
-        widen(tensor.dtype, self.bytes(&tensor.span), &mut weights);
-        if weights.iter().any(|weight| !weight.is_finite()) {
+        self.finite(tensor)
+    }
+
+    /// Returns the bias of a linear, widened to f32; `None` if it has none.
+    ///
+    /// # Errors
+    /// [`ModelError::BadTensor`] if an element is infinite or not a number.
+    pub fn bias(&self, layer: usize, linear: Linear) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(tensor) = self.parts.tensors.biases.get(&(layer, linear)) else { return Ok(None) };
+        let bias = self.finite(tensor)?;
+        // In the order of the linear's rows.
+        let heads = self.parts.tensors.linears[layer][linear as usize].permuted_heads;
+        Ok(Some(match heads {
+            Some(heads) => half_split(bias.len(), heads).map(|row| bias[row]).collect(),
+            None => bias,
+        }))
+    }
+
+    fn finite(&self, tensor: &DenseTensor) -> Result<Vec<f32>, ModelError> {
+        let mut values = vec![0f32; tensor.cols];
+        widen(tensor.dtype, self.bytes(&tensor.span), &mut values);
+        if values.iter().any(|value| !value.is_finite()) {
             let offset = tensor.span.range.start as u64;
             return Err(ModelError::bad_tensor(&tensor.name, offset, Problem::NotFinite));
         }
-        Ok(weights)
+        Ok(values)
     }
 
     /// Returns the norms of this model, in the order of the forward pass.
@@ -311,6 +332,31 @@ impl Model {
         Ok(*self.fingerprint.get_or_init(|| computed))
     }
 
+    /// Sets the fingerprint, which was computed for the same files before.
+    pub(crate) fn set_fingerprint(&self, known: Fingerprint) {
+        let _ = self.fingerprint.set(known);
+    }
+
+    /// Returns the files that hold the tensors, in the order of the model; `None` if some are not files.
+    pub(crate) fn sources(&self) -> Option<Vec<&Source>> {
+        self.parts.files.iter().map(Bytes::source).collect()
+    }
+
+    /// Returns a hash of what decoding depends on besides the bytes of [`Self::sources`]: configuration, tokenizer, and
+    /// where each tensor lies and how it is stored.
+    pub(crate) fn plan_digest(&self) -> [u8; 32] {
+        let Parts { config, tensors, tokenizer, .. } = &self.parts;
+        let Tensors { linears, norms: by_norm, biases: by_linear, embedding, head } = tensors;
+        let norms = norms(config);
+        let norms = norms.iter().map(|norm| by_norm.get(norm));
+        let biases = biases(config).map(|of| by_linear.get(&of));
+        let in_order: Vec<_> = norms.chain(biases).collect();
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&tokenizer.digest());
+        hasher.update(format!("{:?}", (config, linears, in_order, embedding, head)).as_bytes());
+        *hasher.finalize().as_bytes()
+    }
+
     /// Lets the system drop the file's pages from memory, for use after the weights are packed. A later
     /// access reads the file again. Does nothing for embedded models.
     pub fn release_pages(&self) {
@@ -335,43 +381,19 @@ impl Model {
     }
 }
 
-/// Returns the norms of a configuration, in the order of the forward pass.
-pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
-    let mut norms = Vec::new();
-    for layer in 0..config.layer_count {
-        norms.extend([Norm::Attention(layer), Norm::FeedForward(layer)]);
-        if config.qk_norm {
-            norms.extend([Norm::Query(layer), Norm::Key(layer)]);
-        }
-        if config.sub_norms {
-            norms.extend([Norm::AttentionSub(layer), Norm::FeedForwardSub(layer)]);
-        }
-        if config.linear_norm_eps.is_some() {
-            norms.extend(Linear::ALL.map(|linear| Norm::Linear(layer, linear)));
-        }
-    }
-    norms.push(Norm::Final);
-    norms
-}
-
-/// Returns the length of a norm's weights.
-pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
-    match norm {
-        Norm::Attention(_) | Norm::FeedForward(_) | Norm::Final => config.hidden_size,
-        Norm::Query(_) | Norm::Key(_) => config.head_dim,
-        Norm::AttentionSub(_) => config.head_count * config.head_dim,
-        Norm::FeedForwardSub(_) => config.intermediate_size,
-        Norm::Linear(_, linear) => config.linear_shape(linear).1,
-    }
-}
-
-/// Undoes the row order of Q and K that llama.cpp's converter writes for adjacent-pair RoPE: within a
-/// head, row `2i + j` of the file is row `j·head_dim/2 + i` of the half-split order.
+/// Undoes the row order of Q and K of files for adjacent-pair RoPE.
 fn unpermute(matrix: &mut TernaryMatrix, heads: usize) {
-    let head_dim = matrix.rows / heads;
-    matrix.reorder_rows(|row| {
+    let order: Vec<usize> = half_split(matrix.rows, heads).collect();
+    matrix.reorder_rows(|row| order[row]);
+}
+
+/// Returns the row of the file for each row in half-split order. llama.cpp's converter writes Q and K for adjacent-pair
+/// RoPE: within a head, row `2i + j` of the file is row `j·head_dim/2 + i` of the half-split order.
+fn half_split(rows: usize, heads: usize) -> impl Iterator<Item = usize> {
+    let head_dim = rows / heads;
+    (0..rows).map(move |row| {
         let (head, within) = (row / head_dim, row % head_dim);
         let (j, i) = (within / (head_dim / 2), within % (head_dim / 2));
         head * head_dim + 2 * i + j
-    });
+    })
 }

@@ -1,6 +1,6 @@
-//! Block quantizations of ggml that models use for dense matrices: `Q8_0` and `Q6_K`.
+//! Block quantizations of ggml that models use for dense matrices: `Q8_0`, `Q6_K` and `Q4_K`.
 //!
-//! Formulas and layouts: ggml `ggml-quants.c`, `dequantize_row_q8_0` and `dequantize_row_q6_K`;
+//! Formulas and layouts: ggml `ggml-quants.c`, `dequantize_row_q8_0`, `dequantize_row_q6_K` and `dequantize_row_q4_K`;
 //! products have the same order, so results are equal bit for bit.
 
 use half::f16;
@@ -13,6 +13,11 @@ pub const Q8_0_BYTES: usize = 34;
 pub const Q6K_BLOCK: usize = 256;
 /// Bytes of a `Q6_K` super-block: 128 low nibbles, 64 high pairs, 16 × i8 scales, f16 scale.
 pub const Q6K_BYTES: usize = 210;
+
+/// Elements of a `Q4_K` super-block.
+pub const Q4K_BLOCK: usize = 256;
+/// Bytes of a `Q4_K` super-block: f16 scales of the scales and of the minima, 16 × 6 bits of these, 128 nibbles.
+pub const Q4K_BYTES: usize = 144;
 
 fn f16_at(bytes: &[u8], offset: usize) -> f32 {
     f16::from_le_bytes([bytes[offset], bytes[offset + 1]]).to_f32()
@@ -51,6 +56,30 @@ pub fn dequantize_q6_k(bytes: &[u8], out: &mut [f32]) {
                     let scale = f32::from(scales[quarter * 2 + l / 16] as i8);
                     values[quarter * 32 + l] = d * scale * (f32::from(code) - 32.0);
                 }
+            }
+        }
+    }
+}
+
+/// `x = d · scale · q − d_min · min`, `q` of 4 bits; scale and min, of 6 bits, cover 32 elements each. A byte holds the nibbles
+/// of two elements 32 apart.
+pub fn dequantize_q4_k(bytes: &[u8], out: &mut [f32]) {
+    let blocks = bytes.as_chunks::<Q4K_BYTES>().0;
+    for (block, values) in blocks.iter().zip(out.as_chunks_mut::<Q4K_BLOCK>().0) {
+        let (d, d_min) = (f16_at(block, 0), f16_at(block, 2));
+        let (packed, nibbles) = (&block[4..16], &block[16..]);
+        for (part, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (scale, min) = match part {
+                0..4 => (packed[part] & 63, packed[part + 4] & 63),
+                _ => (
+                    (packed[part + 4] & 15) | ((packed[part - 4] >> 6) << 4),
+                    (packed[part + 4] >> 4) | ((packed[part] >> 6) << 4),
+                ),
+            };
+            let (scale, min) = (d * f32::from(scale), d_min * f32::from(min));
+            for (value, &byte) in values.iter_mut().zip(&nibbles[part / 2 * 32..]) {
+                let q = if part % 2 == 0 { byte & 15 } else { byte >> 4 };
+                *value = scale * f32::from(q) - min;
             }
         }
     }

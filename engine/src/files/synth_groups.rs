@@ -1,5 +1,5 @@
 //! Random models with a scale for each group of inputs, as GGUF files of type `PQ2_0`: a folder of the same model would
-//! hold its weights as f16, eight times as large.
+//! hold its weights as f16, eight times as large. Tables that are not ternary are f16.
 
 use std::{
     io::{BufWriter, Write},
@@ -17,8 +17,8 @@ use super::{
     gguf_model,
     gguf_write::{self, TensorPlan},
     grouped::{PQ2_0_BLOCK, PQ2_0_BYTES},
-    model::{norm_len, norms},
     partial::Partial,
+    roles::{norm_len, norms},
     synth::{BOS, CHAT_TEMPLATE, EOS, SPECIAL, SplitMix, byte_tokenizer, four_trits, mix},
 };
 use crate::{
@@ -36,6 +36,8 @@ const WINDOW_BLOCKS: usize = 256 * PIECE_BLOCKS;
 enum Fill {
     /// Blocks with scales around this one.
     Blocks(f32),
+    /// f16 with mean 0 and about this standard deviation.
+    Bell(f32),
     /// f32 around 1 or, for the final norm, around 0.
     Norm { len: usize, is_final: bool },
 }
@@ -62,7 +64,7 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
         chat_template: Some(&template),
         eos_token: Some(EOS),
     };
-    let metadata = metadata(&described, "qwen3", Target::GgufPq2_0)?;
+    let metadata = metadata(&described, &config.architecture, Target::GgufPq2_0)?;
     let (plan, fills): (Vec<_>, Vec<_>) = plan(config).into_iter().unzip();
     let partial = Partial::create(out)?;
     let io = |error| partial.error(error);
@@ -72,6 +74,7 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
         let seed = mix(seed ^ mix(index as u64 + 1));
         match *fill {
             Fill::Blocks(scale) => blocks(tensor.size_bytes, scale, seed, &mut writer),
+            Fill::Bell(deviation) => bell(tensor.size_bytes, deviation, seed, &mut writer),
             Fill::Norm { len, is_final } => {
                 writer.write_all(&f32_bytes(&norm(len, is_final, seed)))
             }
@@ -89,9 +92,13 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         (group_plan(name, rows, cols, DenseType::Pq2_0), Fill::Blocks(scale))
     };
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-    let mut plan = vec![matrix(gguf_model::EMBEDDING.to_owned(), vocab, hidden, 0.03)];
+    let table = |name: &str| match config.ternary_tables {
+        true => matrix(name.to_owned(), vocab, hidden, 0.03),
+        false => (group_plan(name.to_owned(), vocab, hidden, DenseType::F16), Fill::Bell(0.03)),
+    };
+    let mut plan = vec![table(gguf_model::EMBEDDING)];
     if !config.tied_head {
-        plan.push(matrix(gguf_model::HEAD.to_owned(), vocab, hidden, 0.03));
+        plan.push(table(gguf_model::HEAD));
     }
     for norm in norms(config) {
         let len = norm_len(config, norm);
@@ -128,6 +135,20 @@ fn blocks(size: u64, scale: f32, seed: u64, writer: &mut dyn Write) -> std::io::
                 random.bytes(codes, |byte| trits[usize::from(byte)]);
             }
         });
+        writer.write_all(&window[..len])?;
+    }
+    Ok(())
+}
+
+fn bell(size: u64, deviation: f32, seed: u64, writer: &mut dyn Write) -> std::io::Result<()> {
+    let mut random = SplitMix(seed);
+    let mut window = vec![0; 1 << 20];
+    for first in (0..size).step_by(window.len()) {
+        let len = window.len().min((size - first) as usize);
+        for value in window[..len].as_chunks_mut::<2>().0 {
+            let [a, b, c, d, ..] = random.next().map(f32::from);
+            *value = f16::from_f32((a + b + c + d - 510.0) / 147.8 * deviation).to_le_bytes();
+        }
         writer.write_all(&window[..len])?;
     }
     Ok(())

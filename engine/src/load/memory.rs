@@ -5,7 +5,10 @@ use crate::{
     EngineConfig,
     backend::{
         class::{self, Choices},
-        cpu::memory::{self, StepSize},
+        cpu::{
+            memory::{self, StepSize},
+            packed_file,
+        },
     },
     files::{Model, ModelError},
     kv::blocks_for,
@@ -90,7 +93,8 @@ pub fn kv_bytes_min(model: &Model, options: &EngineOptions) -> u64 {
     (memory::kv_bytes(model, options.kv, blocks) as u64).min(KV_BYTES_MIN)
 }
 
-/// Returns the numerics class of the engine that these options make. The first call for a model reads all of it.
+/// Returns the numerics class of the engine that these options make. The first call for a model reads all of it, unless
+/// the packed weights beside it state its fingerprint.
 ///
 /// # Errors
 /// If a tensor cannot be decoded.
@@ -99,7 +103,10 @@ pub fn numerics_class(model: &Model, options: &EngineOptions) -> Result<String, 
         DeviceChoice::Cuda(_) => "cuda",
         _ => "cpu",
     };
-    let EngineOptions { kv, head, activations, .. } = *options;
+    let EngineOptions { format, kv, head, activations, .. } = *options;
+    if options.packed_cache {
+        packed_file::recall_fingerprint(model, format, head);
+    }
     class::of(model, Choices { kv, head, activations }, backend)
 }
 

@@ -11,7 +11,7 @@ use tritmill_engine::{
     backend::{Backend, Chunk, Logits, LogitsFor},
     chat::Message,
     config::Linear,
-    files::Model,
+    files::{Model, ModelError, hf_config},
     formats::TernaryMatrix,
     kv::BlockId,
 };
@@ -47,6 +47,22 @@ pub fn all_logits(backend: &mut dyn Backend, blocks: usize, tokens: &[u32]) -> V
     let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
     backend.step(&[chunk], &mut logits).unwrap();
     logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
+}
+
+/// Parses a `config.json` of a golden folder after an edit.
+pub fn parsed(
+    folder: &str,
+    edit: impl FnOnce(&mut Value),
+) -> Result<hf_config::HfConfig, ModelError> {
+    let bytes = std::fs::read(golden(folder).join("config.json")).unwrap();
+    let mut json = serde_json::from_slice(&bytes).unwrap();
+    edit(&mut json);
+    hf_config::parse(json.to_string().as_bytes())
+}
+
+/// Returns the error message for a `config.json` after an edit.
+pub fn config_refusal(folder: &str, edit: impl FnOnce(&mut Value)) -> String {
+    parsed(folder, edit).expect_err("the configuration must be refused").to_string()
 }
 
 /// Returns the index of the largest logit; of equal ones, the first.

@@ -104,6 +104,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         residual.resize(rows.len() * hidden, 0.0);
         rotations.resize(rows.len() * 2 * half, 0.0);
         let embedding = self.weights.model.embedding();
+        let factor = config.embedding_factor();
         let rope = &self.rope;
         let (residual, rotations) = (Disjoint::new(residual), Disjoint::new(rotations));
         let rows = &*rows;
@@ -114,6 +115,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 (residual.part(r * hidden..(r + 1) * hidden), rotation)
             };
             embedding.row(rows[r].token as usize, out);
+            if factor != 1.0 {
+                out.iter_mut().for_each(|element| *element *= factor);
+            }
             rope.rotation(rows[r].position, rotation);
         });
     }
@@ -123,7 +127,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     fn attention_block(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let weights = Arc::clone(&self.weights);
         let (config, l) = (weights.config(), &weights.layers[layer]);
-        let norm = (&l.attention_norm[..], config.rms_norm_eps);
+        let norm = (&l.attention_norm[..], config.stream_norm_eps());
         let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| l.linear(linear));
         let inputs = self.quantize(Source::Residual, Some(norm), &qkv);
         self.project_qkv(&qkv, inputs);
@@ -141,7 +145,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     fn feed_forward_block(&mut self, layer: usize) {
         let weights = Arc::clone(&self.weights);
         let (config, l) = (weights.config(), &weights.layers[layer]);
-        let norm = (&l.feed_forward_norm[..], config.rms_norm_eps);
+        let norm = (&l.feed_forward_norm[..], config.stream_norm_eps());
         let gate_up = [Linear::Gate, Linear::Up].map(|linear| l.linear(linear));
         let inputs = self.quantize(Source::Residual, Some(norm), &gate_up);
         self.project_gate_up(gate_up, inputs);

@@ -12,6 +12,7 @@ use super::{
     disjoint::Disjoint,
     load::CpuBackend,
     memory,
+    packed_file::{Damaged, PackedReader, Sections, check_group},
     screen::{Screen, ScreenInput},
 };
 use crate::{
@@ -66,7 +67,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             // SAFETY: each task has a different place.
             let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
             let x = &residual[row * hidden..(row + 1) * hidden];
-            kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
+            kernels.rms_norm(x, &weights.final_norm, config.stream_norm_eps(), out);
         });
         logits.clear(vocab);
         logits.lay_out(head_rows.iter().map(|row| row.all));
@@ -164,6 +165,20 @@ enum Rows {
     Ternary(PackedMatrix),
 }
 
+impl Rows {
+    /// Copies a matrix as it is; calls `release` after each [`COPY_BYTES`] read.
+    fn copied(dense: Dense<'_>, release: impl Fn()) -> Self {
+        const PART_BYTES: usize = 1 << 20;
+        let mut bytes = AlignedBytes::zeroed(dense.bytes.len().next_multiple_of(64));
+        for (to, from) in bytes.chunks_mut(COPY_BYTES).zip(dense.bytes.chunks(COPY_BYTES)) {
+            let parts = to[..from.len()].par_chunks_mut(PART_BYTES);
+            parts.zip(from.par_chunks(PART_BYTES)).for_each(|(to, from)| to.copy_from_slice(from));
+            release();
+        }
+        Self::Stored { dtype: dense.dtype, bytes }
+    }
+}
+
 /// The head's weights. // (vocab, hidden)
 pub struct Head {
     rows: Rows,
@@ -191,24 +206,67 @@ impl Head {
     pub fn of(dense: Dense<'_>, mode: HeadMode, release: impl Fn()) -> Self {
         let rows = match mode {
             HeadMode::Q8 => quantize_rows(dense),
-            HeadMode::Exact | HeadMode::Full => {
-                let mut bytes = AlignedBytes::zeroed(dense.bytes.len().next_multiple_of(64));
-                for (to, from) in bytes.chunks_mut(COPY_BYTES).zip(dense.bytes.chunks(COPY_BYTES)) {
-                    to[..from.len()].copy_from_slice(from);
-                    release();
-                }
-                Rows::Stored { dtype: dense.dtype, bytes }
-            }
+            HeadMode::Exact | HeadMode::Full => Rows::copied(dense, release),
         };
         let screen = (mode == HeadMode::Exact).then(|| Screen::of(dense)).flatten();
         Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
     }
 
+    /// Writes the buffers that hold the head, but for rows that are as in the model file.
+    pub fn write<'a>(&'a self, sections: &mut Sections<'a>) {
+        match &self.rows {
+            Rows::Stored { .. } => {}
+            Rows::Int8 { rows, scales } => {
+                sections.push(&rows[..]);
+                sections.push(scales);
+            }
+            Rows::Ternary(matrix) => matrix.buffers().for_each(|bytes| sections.push(&bytes[..])),
+        }
+        if let Some(screen) = &self.screen {
+            screen.write(sections);
+        }
+    }
+
+    /// Reads what [`Self::write`] wrote for this model, and copies rows that are as in its file. `group` is that of
+    /// a ternary head.
+    pub fn read(
+        model: &Model,
+        (format, mode): (Format, HeadMode),
+        group: Option<usize>,
+        from: &mut PackedReader<'_>,
+    ) -> Result<Self, Damaged> {
+        let dense = model.head();
+        let (vocab_size, hidden_size) = (dense.rows, dense.cols);
+        let is_ternary = model.config().ternary_tables;
+        check_group(group, hidden_size, is_ternary)?;
+        if is_ternary {
+            let shape = (vocab_size, hidden_size);
+            let matrix = PackedMatrix::from_buffers(format, shape, group, |len| from.aligned(len));
+            return Ok(Self {
+                rows: Rows::Ternary(matrix?),
+                screen: None,
+                vocab_size,
+                hidden_size,
+            });
+        }
+        let rows = match mode {
+            HeadMode::Q8 => {
+                let rows = from.aligned((vocab_size * hidden_size).next_multiple_of(64))?;
+                Rows::Int8 { rows, scales: from.array(vocab_size)? }
+            }
+            HeadMode::Exact | HeadMode::Full => Rows::copied(dense, || model.release_pages()),
+        };
+        let is_screened = mode == HeadMode::Exact;
+        let screen = if is_screened { Screen::read(dense, from)? } else { None };
+        Ok(Self { rows, screen, vocab_size, hidden_size })
+    }
+
     /// Returns the memory in bytes that [`Self::load`] would take.
     pub fn size_for(model: &Model, format: Format, mode: HeadMode) -> usize {
         let dense = model.head();
-        if let Some(group) = memory::group_of(model.config(), dense.cols) {
-            return PackedMatrix::size_for(format, dense.rows, dense.cols, Some(group));
+        if model.config().ternary_tables {
+            let group = memory::group_of(model.config(), dense.cols);
+            return PackedMatrix::size_for(format, dense.rows, dense.cols, group);
         }
         let rows = match mode {
             HeadMode::Q8 => (dense.rows * dense.cols).next_multiple_of(64) + dense.rows * 4,

@@ -71,10 +71,10 @@ struct ProductBuffers<'a> {
     values: &'a mut Vec<f32>,
 }
 
-/// Computes the products of all rows with some tiles of a linear; returns them with the range of the linear's
-/// outputs that they belong to.
+/// Computes the products of all rows with some tiles of a linear, and adds its bias; returns them with the range of the
+/// linear's outputs that they belong to.
 fn multiply<'a>(
-    isa: Isa,
+    (isa, kernels): (Isa, &FloatKernels),
     linear: &TernaryLinear,
     tiles: Range<usize>,
     input: &'a Quantized,
@@ -84,15 +84,33 @@ fn multiply<'a>(
     let stride = tiles.len() * TILE_ROWS;
     let start = tiles.start * TILE_ROWS;
     let columns = start..(start + stride).min(matrix.rows());
+    let bias = linear.bias.as_ref().map(|bias| &bias[columns.clone()]);
     if matrix.group().is_some() {
         let values = resized(buffers.values, input.groups.rows() * stride);
         kernels::gemm_groups(isa, matrix, tiles, &input.groups, values);
+        add_bias(bias, stride, values);
         return (Products::Values(Values { values, stride }), columns);
     }
     let sums = resized(buffers.sums, input.scales.len() * stride);
     kernels::gemm(isa, matrix, tiles, &input.x, sums);
     let sums = Sums { sums, stride, scales: &input.scales, scale: linear.scale };
-    (Products::Sums(sums), columns)
+    if bias.is_none() {
+        return (Products::Sums(sums), columns);
+    }
+    let values = resized(buffers.values, input.scales.len() * stride);
+    // SAFETY: these columns are all of the buffer, which belongs to this task.
+    kernels.rescale(&sums, unsafe { Disjoint::new(values).columns(stride, 0..stride) });
+    add_bias(bias, stride, values);
+    (Products::Values(Values { values, stride }), columns)
+}
+
+/// `values += bias`, for each row of `stride` values.
+fn add_bias(bias: Option<&[f32]>, stride: usize, values: &mut [f32]) {
+    for row in values.chunks_exact_mut(stride) {
+        for (value, bias) in row.iter_mut().zip(bias.unwrap_or_default()) {
+            *value += bias;
+        }
+    }
 }
 
 /// Index of a matrix, and a range of its tiles.
@@ -231,7 +249,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             with_scratch(|scratch| {
                 let Scratch { sums, values, .. } = scratch;
                 let buffers = ProductBuffers { sums, values };
-                let (products, columns) = multiply(isa, linear, tiles, input, buffers);
+                let (products, columns) = multiply((isa, kernels), linear, tiles, input, buffers);
                 // SAFETY: each task writes its own columns.
                 let out = unsafe { outputs[i].columns(linear.matrix.rows(), columns) };
                 products.set(kernels, out);
@@ -280,8 +298,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 let Scratch { sums, more_sums, values, more_values, .. } = scratch;
                 let buffers = ProductBuffers { sums, values };
                 let more = ProductBuffers { sums: more_sums, values: more_values };
-                let (of_gate, columns) = multiply(isa, gate, tiles.clone(), gate_in, buffers);
-                let (of_up, _) = multiply(isa, up, tiles, up_in, more);
+                let (of_gate, columns) =
+                    multiply((isa, kernels), gate, tiles.clone(), gate_in, buffers);
+                let (of_up, _) = multiply((isa, kernels), up, tiles, up_in, more);
                 // SAFETY: each task writes its own columns.
                 let out = unsafe { out.columns(width, columns) };
                 match (&of_gate, &of_up) {
@@ -291,7 +310,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                     (Products::Values(gate), Products::Values(up)) => {
                         kernels.gate_values(activation, gate, up, out);
                     }
-                    _ => unreachable!("all linears of a model have scales of groups, or none"),
+                    _ => unreachable!(
+                        "gate and up have both scales of groups and biases, or neither"
+                    ),
                 }
             });
         });
@@ -311,7 +332,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 let (_, tiles) = tasks[task].clone();
                 let Scratch { sums, values, .. } = scratch;
                 let buffers = ProductBuffers { sums, values };
-                let (products, columns) = multiply(isa, linear, tiles, input, buffers);
+                let (products, columns) = multiply((isa, kernels), linear, tiles, input, buffers);
                 // SAFETY: each task writes its own columns.
                 products.add(kernels, unsafe { residual.columns(width, columns) });
             });

@@ -8,6 +8,7 @@ use super::{
     CpuOptions, KvType, SelfTestError,
     buffers::Buffers,
     kv_store::{KvShape, KvStore},
+    packed_file,
     pool::Pool,
     screen::ScreenState,
     self_test, topology,
@@ -136,7 +137,10 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
     if options.activations == Some(Digits::Two) && !model.config().group_scales {
         return Err(LoadError::ActivationsOfTraining);
     }
-    let CpuOptions { kv, head, activations, .. } = options;
+    let CpuOptions { format, kv, head, activations, packed_cache, .. } = options;
+    if packed_cache {
+        packed_file::recall_fingerprint(&model, format, head);
+    }
     let numerics_class = class::of(&model, Choices { kv, head, activations }, "cpu")?;
     let weights = load_weights(model, options)?;
     self_test::run(&weights, options.isa, kernels)?;
@@ -161,7 +165,11 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
 
 /// Loads the weights, on threads of the memory node if there is one, so that the weights are in its memory.
 fn load_weights(model: Arc<Model>, options: CpuOptions) -> Result<Weights, LoadError> {
-    let load = || Weights::load(model, options.format, options.head);
+    let CpuOptions { format, head, .. } = options;
+    let load = || match options.packed_cache {
+        true => packed_file::load(model, format, head),
+        false => Weights::load(model, format, head),
+    };
     let Some(node) = options.node else { return Ok(load()?) };
     topology::cores_of(node).ok_or(LoadError::NodeUnavailable { node })?;
     let threads = rayon::ThreadPoolBuilder::new()

@@ -62,11 +62,12 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
     let row = size_of::<Row>()
         + 4 * (hidden + config.head_dim + 2 * heads + 2 * kv + config.intermediate_size)
         + inputs * input(widest, digits);
-    let head_input = if config.group_scales { input(hidden, Digits::Two) } else { 0 };
+    let head_input = if config.ternary_tables { input(hidden, Digits::Two) } else { 0 };
     let logits = sequences * (4 * (config.vocab_size + 2 * hidden) + head_input);
     let group = config.head_count / config.kv_head_count;
+    let products = if config.linear_biases.is_empty() { 2 } else { 4 };
     let scratch = 4
-        * (2 * rows * TASK_COLUMNS // sums
+        * (products * rows * TASK_COLUMNS // sums, and values with a bias
         + (widest + head::HEAD_ROWS * hidden) * 2 // floats
         + ROWS_PER_TASK * group * (2 * config.context_length + 3 * config.head_dim)); // attention
     rows * row + logits + threads * scratch
@@ -75,7 +76,7 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
 /// Returns the bytes that loading takes besides the weights: one decoded matrix, twice while its rows are
 /// reordered, or a decoded ternary embedding.
 pub fn load_bytes(config: &ModelConfig) -> usize {
-    let table = if config.group_scales { config.vocab_size * config.hidden_size } else { 0 };
+    let table = if config.ternary_tables { config.vocab_size * config.hidden_size } else { 0 };
     table.max(2 * shapes(config).map(|(rows, cols)| rows * cols).max().unwrap_or(0))
 }
 

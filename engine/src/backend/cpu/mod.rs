@@ -15,6 +15,7 @@ mod linears;
 mod load;
 pub(crate) mod memory;
 mod options;
+pub(crate) mod packed_file;
 mod pool;
 pub(super) mod screen;
 mod self_test;

@@ -82,6 +82,8 @@ pub struct CpuOptions {
     pub activations: Option<Digits>,
     /// KV blocks (of 16 positions) in the pool.
     pub block_count: usize,
+    /// Whether packed weights are read from the file beside the model, and kept there.
+    pub packed_cache: bool,
 }
 
 impl CpuOptions {
@@ -97,6 +99,7 @@ impl CpuOptions {
             activations: None,
             node: None,
             block_count,
+            packed_cache: false,
         }
     }
 }

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{HeadMode, head::Head};
+use super::{
+    HeadMode,
+    head::Head,
+    packed_file::{Damaged, LinearScale, PackedReader, Scales, Sections},
+};
 use crate::config::{Linear, ModelConfig, Norm};
 use crate::files::{Model, ModelError};
 use crate::formats::{Format, PackedMatrix, Scale};
@@ -16,6 +20,8 @@ pub struct TernaryLinear {
     pub scale: Scale,
     /// Weights of the norm before it, if the model has one.
     pub norm: Option<Vec<f32>>,
+    /// Added to the output, if the model has it. // (outputs,)
+    pub bias: Option<Vec<f32>>,
 }
 
 /// One transformer layer.
@@ -61,14 +67,63 @@ impl Weights {
     /// # Errors
     /// If a tensor cannot be decoded.
     pub fn load(model: Arc<Model>, format: Format, head: HeadMode) -> Result<Self, ModelError> {
-        let config = model.config().clone();
-        let mut layers = Vec::with_capacity(config.layer_count);
-        for layer in 0..config.layer_count {
-            layers.push(load_layer(&model, &config, format, layer)?);
+        let layer_count = model.config().layer_count;
+        let mut layers = Vec::with_capacity(layer_count);
+        for layer in 0..layer_count {
+            layers.push(load_layer(&model, format, layer)?);
             model.release_pages();
         }
-        let final_norm = model.norm(Norm::Final)?;
+        let final_norm = final_norm(&model)?;
         let head = Head::load(&model, format, head)?;
+        model.release_pages();
+        Ok(Self { model, format, layers, final_norm, head })
+    }
+
+    /// Writes the packed matrices and the head.
+    pub(super) fn write<'a>(&'a self, sections: &mut Sections<'a>) {
+        for linear in self.layers.iter().flat_map(|layer| &layer.linears) {
+            linear.matrix.buffers().for_each(|bytes| sections.push(&bytes[..]));
+        }
+        self.head.write(sections);
+    }
+
+    /// Returns what the sections of [`Self::write`] do not say.
+    pub(super) fn scales(&self) -> Scales {
+        let of_linear = |l: &TernaryLinear| LinearScale::new(l.scale, l.matrix.group());
+        let linears = self.layers.iter().flat_map(|layer| &layer.linears).map(of_linear).collect();
+        Scales { linears, head_group: self.head.ternary().and_then(PackedMatrix::group) }
+    }
+
+    /// Reads what [`Self::write`] wrote for this model; norms, and rows that are as in the model file, come from there.
+    ///
+    /// # Errors
+    /// If the packed file is damaged, or a norm cannot be decoded.
+    pub(super) fn read(
+        model: Arc<Model>,
+        format: Format,
+        head: HeadMode,
+        from: &mut PackedReader<'_>,
+    ) -> Result<Self, Damaged> {
+        let config = model.config().clone();
+        let scales = from.scales().clone();
+        if scales.linears.len() != config.layer_count * Linear::ALL.len() {
+            return Err(Damaged::OtherShape);
+        }
+        let layers = scales.linears.chunks(Linear::ALL.len()).enumerate().map(|(layer, scales)| {
+            let linear = |linear| {
+                let shape = config.linear_shape(linear);
+                let scale = scales[linear as usize].checked(shape.1, config.group_scales)?;
+                let LinearScale { scale, group } = scale;
+                let matrix =
+                    PackedMatrix::from_buffers(format, shape, group, |len| from.aligned(len))?;
+                Ok(linear_with(&model, (layer, linear), matrix, scale)?)
+            };
+            let linears = Linear::ALL.into_iter().map(linear).collect::<Result<_, Damaged>>()?;
+            Ok(layer_with(&model, layer, linears)?)
+        });
+        let layers = layers.collect::<Result<_, Damaged>>()?;
+        let final_norm = final_norm(&model)?;
+        let head = Head::read(&model, (format, head), scales.head_group, from)?;
         model.release_pages();
         Ok(Self { model, format, layers, final_norm, head })
     }
@@ -94,26 +149,46 @@ impl Weights {
     }
 }
 
-fn load_layer(
+fn load_layer(model: &Model, format: Format, layer: usize) -> Result<Layer, ModelError> {
+    let linear = |linear| {
+        let ternary = model.ternary(layer, linear)?;
+        let matrix = PackedMatrix::pack_matrix(format, &ternary)
+            .expect("the reader returns trits of the stated shape");
+        linear_with(model, (layer, linear), matrix, ternary.scale)
+    };
+    let linears = Linear::ALL.into_iter().map(linear).collect::<Result<_, ModelError>>()?;
+    layer_with(model, layer, linears)
+}
+
+/// Returns a linear of this matrix, with the norm and the bias of the model.
+fn linear_with(
     model: &Model,
-    config: &ModelConfig,
-    format: Format,
+    (layer, linear): (usize, Linear),
+    matrix: PackedMatrix,
+    scale: Scale,
+) -> Result<TernaryLinear, ModelError> {
+    let has_norm = model.config().linear_norm_eps.is_some();
+    let norm = has_norm.then(|| model.norm(Norm::Linear(layer, linear))).transpose()?;
+    Ok(TernaryLinear { matrix, scale, norm, bias: model.bias(layer, linear)? })
+}
+
+/// Returns the weights of the norm before the head, divided by the divisor of the logits.
+fn final_norm(model: &Model) -> Result<Vec<f32>, ModelError> {
+    let mut weights = model.norm(Norm::Final)?;
+    let divisor = model.config().multipliers.logit_divisor;
+    weights.iter_mut().for_each(|weight| *weight /= divisor);
+    Ok(weights)
+}
+
+/// Returns a layer of these linears, with the norms of the model.
+fn layer_with(
+    model: &Model,
     layer: usize,
+    linears: Vec<TernaryLinear>,
 ) -> Result<Layer, ModelError> {
-    let linears = Linear::ALL
-        .into_iter()
-        .map(|linear| {
-            let ternary = model.ternary(layer, linear)?;
-            let norm = config.linear_norm_eps.map(|_| model.norm(Norm::Linear(layer, linear)));
-            let norm = norm.transpose()?;
-            let matrix = PackedMatrix::pack_matrix(format, &ternary)
-                .expect("the reader returns trits of the stated shape");
-            Ok(TernaryLinear { matrix, scale: ternary.scale, norm })
-        })
-        .collect::<Result<_, ModelError>>()?;
-    let head_norms = [Norm::Query(layer), Norm::Key(layer)];
+    let config = model.config();
     let head_norms = match config.qk_norm {
-        true => Some([model.norm(head_norms[0])?, model.norm(head_norms[1])?]),
+        true => Some([model.norm(Norm::Query(layer))?, model.norm(Norm::Key(layer))?]),
         false => None,
     };
     let sub_norm = |norm| config.sub_norms.then(|| model.norm(norm)).transpose();

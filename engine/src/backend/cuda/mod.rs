@@ -84,7 +84,7 @@ pub struct CudaOptions {
 /// # Errors
 /// [`CudaLoadError`]. Missing memory is reported before anything is loaded.
 pub fn load(model: Arc<Model>, options: CudaOptions) -> Result<Box<dyn Backend>, CudaLoadError> {
-    check_activations(&model, options.activations)?;
+    check_model(&model, options.activations)?;
     let device = driver::open(options.ordinal)?;
     let backend = start(&model, Box::new(device), options, Limits::default())?;
     Ok(Box::new(backend))
@@ -103,7 +103,7 @@ fn start(
     limits: Limits,
 ) -> Result<CudaBackend, CudaLoadError> {
     let CudaOptions { kv, head, activations, .. } = options;
-    check_activations(model, activations)?;
+    check_model(model, activations)?;
     let config = model.config().clone();
     let shape = Shape::of(&config, kv, activations);
     let properties = device.properties().clone();
@@ -152,14 +152,20 @@ fn start(
     Ok(backend)
 }
 
-/// Rejects two digits for a model that was trained with one.
-fn check_activations(model: &Model, activations: Option<Digits>) -> Result<(), CudaLoadError> {
-    match activations {
-        Some(Digits::Two) if !model.config().group_scales => {
-            Err(CudaLoadError::ActivationsOfTraining)
-        }
-        _ => Ok(()),
+/// Rejects models with biases, or with factors of embedding and blocks; and two digits for a model that was trained with one.
+fn check_model(model: &Model, activations: Option<Digits>) -> Result<(), CudaLoadError> {
+    let config = model.config();
+    if activations == Some(Digits::Two) && !config.group_scales {
+        return Err(CudaLoadError::ActivationsOfTraining);
     }
+    if !config.linear_biases.is_empty() {
+        return Err(CudaLoadError::Unsupported("biases of linears yet: use --device cpu"));
+    }
+    if !config.multipliers.is_none() {
+        let feature = "scaled embeddings and residuals yet: use --device cpu";
+        return Err(CudaLoadError::Unsupported(feature));
+    }
+    Ok(())
 }
 
 /// Rejects shapes that the kernels do not support.

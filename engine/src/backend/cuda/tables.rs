@@ -38,10 +38,8 @@ impl Dtype {
         match dense.dtype {
             DenseType::F16 => Self::F16,
             DenseType::Bf16 => Self::Bf16,
-            DenseType::F32 | DenseType::Q8_0 | DenseType::Q6K => Self::F32,
-            DenseType::Q2_0 | DenseType::Pq2_0 | DenseType::Ptq1_0 => {
-                unreachable!("tables with scales of groups are ternary")
-            }
+            // Ternary tables have no such type.
+            _ => Self::F32,
         }
     }
 
@@ -129,7 +127,7 @@ impl Tables {
     pub fn place(model: &Model, shape: &Shape, mode: HeadMode, arena: &mut Arena) -> Self {
         let (embedding, head) = (model.embedding(), model.head());
         let tied = head.bytes.as_ptr() == embedding.bytes.as_ptr();
-        if shape.group_scales {
+        if model.config().ternary_tables {
             let matrix = |dense: &Dense<'_>, arena: &mut Arena| {
                 let (shape, group) = ((dense.rows, dense.cols), dense.dtype.group_min());
                 DeviceLinear::place(shape, Some(group), arena)

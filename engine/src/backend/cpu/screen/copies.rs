@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::SCREEN_SHARE;
 use crate::{
+    backend::cpu::packed_file::{Damaged, PackedReader, Sections},
     files::Dense,
     formats::memory::AlignedBytes,
     kernels::{
@@ -87,6 +88,36 @@ impl Screen {
         Some(Self { rows, stride, scales, row_stats: RowStatsArrays::new(&row_stats), six })
     }
 
+    /// Writes the buffers that hold the copy.
+    pub fn write<'a>(&'a self, sections: &mut Sections<'a>) {
+        sections.push(&self.rows[..]);
+        sections.push(&self.scales);
+        self.row_stats.write(sections);
+        if let Some(six) = &self.six {
+            sections.push(&six.rows[..]);
+            six.row_stats.write(sections);
+        }
+    }
+
+    /// Reads what [`Self::write`] wrote for a matrix of this shape; `None` if it cannot be screened.
+    pub fn read(dense: Dense<'_>, from: &mut PackedReader<'_>) -> Result<Option<Self>, Damaged> {
+        if !can_screen(dense) {
+            return Ok(None);
+        }
+        let stride = dense.cols.next_multiple_of(STRIDE);
+        let rows = from.aligned(dense.rows * stride)?;
+        let scales = from.array(dense.rows)?;
+        let row_stats = RowStatsArrays::read(dense.rows, from)?;
+        let six = match screen::machine_has_six() {
+            true => {
+                let rows = from.aligned(six::size(dense.rows * stride))?;
+                Some(Six { rows, row_stats: RowStatsArrays::read(dense.rows, from)? })
+            }
+            false => None,
+        };
+        Ok(Some(Self { rows, stride, scales, row_stats, six }))
+    }
+
     /// Returns the memory in bytes that [`Self::of`] would take.
     pub fn size_for(dense: Dense<'_>) -> usize {
         if !can_screen(dense) {
@@ -133,6 +164,16 @@ impl RowStatsArrays {
             errors: rows.iter().map(|row| row.error).collect(),
             norms: rows.iter().map(|row| row.norm).collect(),
         }
+    }
+
+    fn write<'a>(&'a self, sections: &mut Sections<'a>) {
+        sections.push(&self.sums);
+        sections.push(&self.errors);
+        sections.push(&self.norms);
+    }
+
+    fn read(rows: usize, from: &mut PackedReader<'_>) -> Result<Self, Damaged> {
+        Ok(Self { sums: from.array(rows)?, errors: from.array(rows)?, norms: from.array(rows)? })
     }
 
     fn size_bytes(&self) -> usize {

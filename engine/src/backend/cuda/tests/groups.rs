@@ -25,6 +25,10 @@ fn with_digits(digits: Digits, kv: KvType) -> CudaOptions {
 fn check_answers(what: &str, model: &Arc<Model>, options: CudaOptions) {
     let Some(mut cuda) = load(model, options, small()) else { return };
     let mut cpu = on_cpu(model, options);
+    let vocab = model.config().vocab_size as u32;
+    let tokens = |count, seed| -> Vec<u32> {
+        tokens(count, seed).into_iter().map(|token| token % vocab).collect()
+    };
     let all = tokens(60, 1);
     for (range, logits) in [
         (0..19, LogitsFor::All),
@@ -59,6 +63,15 @@ fn answers_with_scales_of_groups_equal_the_cpus() {
             let what = format!("{name}, {digits}");
             check_answers(&what, &model(name), with_digits(digits, KvType::F16));
         }
+    }
+}
+
+/// Linears with scales of groups, embedding and head without.
+#[test]
+fn scales_of_groups_beside_dense_tables_equal_the_cpus() {
+    for digits in Digits::ALL {
+        let model = model("group-linears/llama-tq2_0.gguf");
+        check_answers(&format!("dense tables, {digits}"), &model, with_digits(digits, KvType::F16));
     }
 }
 

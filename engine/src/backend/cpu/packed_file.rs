@@ -1,0 +1,206 @@
+//! Packed weights on disk, beside the model: the second start of a model reads them instead of decoding the file again.
+//!
+//! `MODEL_FOLDER/.tritmill/NAME.FORMAT-HEAD.packed` holds the matrices, the copies of the head that are not in the model
+//! file, the scales, and the model's fingerprint. It is a copy: deleting it is always safe. It is used only if its key
+//! is that of the model as it was opened: the version of the layout and of the program, the configuration and the tokenizer by
+//! content, and each weight file by length, inode and the times that the system sets with every write. Every byte is
+//! verified by BLAKE3 hashes while it is read; what is not intact is written again.
+//!
+//! The bytes are read into huge pages and not mapped: with the small pages of a mapped file, steps would be slower.
+//!
+//! See also: [`sections`], the layout of the file.
+
+mod sections;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, BufWriter, Write as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+pub use self::sections::{Damaged, LinearScale, PackedReader, Scales, Sections, check_group};
+use self::sections::{Head, Index};
+use super::{HeadMode, weights::Weights};
+use crate::{
+    files::{FileState, Fingerprint, Model, ModelError},
+    formats::Format,
+    kernels::screen,
+};
+
+/// To be raised with each change of a packing, of the head's copies or of what decoding gives.
+const VERSION: u32 = 1;
+/// Folder beside the model.
+const FOLDER: &str = ".tritmill";
+/// Weights that take less memory are not kept: they are packed within a fraction of a second.
+const KEPT_BYTES_MIN: usize = 64 << 20;
+/// Bytes of the disk that are left free.
+const FREE_BYTES_MIN: u64 = 1 << 30;
+
+/// The packed file of a model for a format and a head.
+pub(super) struct PackedFile {
+    path: PathBuf,
+    key: [u8; 32],
+}
+
+impl PackedFile {
+    /// Returns where the packed weights of a model lie; `None` for one that is not in files.
+    pub fn of(model: &Model, format: Format, head: HeadMode) -> Option<Self> {
+        let sources = model.sources()?;
+        let first = sources.first()?;
+        let name = first.path.file_name()?.to_str()?;
+        // Machines that share a folder may differ in this.
+        let six = if head == HeadMode::Exact && screen::machine_has_six() { "-six" } else { "" };
+        let kind = format!("{format}-{}{six}", head.name());
+        let mut key = blake3::Hasher::new_derive_key("tritmill packed weights");
+        key.update(&VERSION.to_le_bytes());
+        for part in [env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, &kind] {
+            key.update(part.as_bytes()).update(&[0]);
+        }
+        key.update(&model.plan_digest());
+        for source in &sources {
+            key.update(format!("{:?} {:?}", source.path.file_name(), source.state).as_bytes());
+        }
+        let path = first.path.parent()?.join(FOLDER).join(format!("{name}.{kind}.packed"));
+        Some(Self { path, key: *key.finalize().as_bytes() })
+    }
+
+    /// Opens the file and reads its head; `None` if there is none of this model.
+    fn open(&self) -> Result<Option<(File, Head)>, Damaged> {
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let head = Head::read(&file)?;
+        Ok((head.index.key == self.key).then_some((file, head)))
+    }
+
+    /// Reads the weights; `None` if there are none of this model.
+    fn read(
+        &self,
+        model: &Arc<Model>,
+        format: Format,
+        head: HeadMode,
+    ) -> Result<Option<Weights>, Damaged> {
+        let Some((file, file_head)) = self.open()? else { return Ok(None) };
+        let mut reader = PackedReader::new(&file, &file_head);
+        let weights = Weights::read(Arc::clone(model), format, head, &mut reader)?;
+        reader.finish()?;
+        Ok(Some(weights))
+    }
+
+    /// Writes the weights. Returns false if another process writes them, or the model has changed since it was opened.
+    fn write(&self, weights: &Weights) -> io::Result<bool> {
+        let fingerprint = *weights.model.fingerprint().map_err(io::Error::other)?.as_bytes();
+        let mut sections = Sections::default();
+        weights.write(&mut sections);
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        if fs4::available_space(folder)? < sections.size_bytes() + FREE_BYTES_MIN {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let temporary = self.path.with_extension("tmp");
+        let open = OpenOptions::new().write(true).create(true).truncate(false).open(&temporary)?;
+        // The lock of a process that ended is free, and what it left is overwritten.
+        match open.try_lock() {
+            Ok(()) if is_at(&open, &temporary)? => {}
+            Ok(()) | Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        open.set_len(0)?;
+        let written = self.write_to(&open, &sections, weights.scales(), fingerprint);
+        if written.is_err() || !is_unchanged(&weights.model) {
+            fs::remove_file(&temporary)?;
+            return written.map(|()| false);
+        }
+        fs::rename(&temporary, &self.path)?;
+        Ok(true)
+    }
+
+    fn write_to(
+        &self,
+        file: &File,
+        sections: &Sections<'_>,
+        scales: Scales,
+        fingerprint: [u8; 32],
+    ) -> io::Result<()> {
+        let index = Index { key: self.key, fingerprint, scales, sections: sections.lens() };
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        sections.write(&index, &mut out)?;
+        out.flush()
+    }
+}
+
+/// Returns whether an open file is the one at a path.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let inode = |metadata: fs::Metadata| FileState::from(&metadata).inode;
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(inode(metadata) == inode(file.metadata()?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether the files of a model are as they were when it was opened.
+fn is_unchanged(model: &Model) -> bool {
+    let sources = model.sources().unwrap_or_default();
+    sources.iter().all(|source| {
+        fs::metadata(&source.path).is_ok_and(|now| FileState::from(&now) == source.state)
+    })
+}
+
+/// Sets the fingerprint of a model from its packed file, if there is one, so that the model need not be read.
+pub(crate) fn recall_fingerprint(model: &Model, format: Format, head: HeadMode) {
+    let file = PackedFile::of(model, format, head);
+    // A damaged file is reported by the load.
+    if let Some((_, head)) = file.and_then(|file| file.open().ok().flatten()) {
+        model.set_fingerprint(Fingerprint::from_bytes(head.index.fingerprint));
+    }
+}
+
+/// Reads the packed weights of a model; without them, decodes the model and keeps them for the next start.
+///
+/// # Errors
+/// If a tensor cannot be decoded. That packed weights cannot be read or kept is only logged.
+pub(super) fn load(
+    model: Arc<Model>,
+    format: Format,
+    head: HeadMode,
+) -> Result<Weights, ModelError> {
+    load_at_least(KEPT_BYTES_MIN, model, format, head)
+}
+
+/// As [`load`]; weights of fewer bytes are not kept.
+fn load_at_least(
+    kept_bytes_min: usize,
+    model: Arc<Model>,
+    format: Format,
+    head: HeadMode,
+) -> Result<Weights, ModelError> {
+    let Some(file) = PackedFile::of(&model, format, head) else {
+        return Weights::load(model, format, head);
+    };
+    let path = file.path.display();
+    match file.read(&model, format, head) {
+        Ok(Some(weights)) => {
+            tracing::debug!(%path, "packed weights read");
+            return Ok(weights);
+        }
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(%path, %error, "packed weights are not intact and are packed again");
+        }
+    }
+    let weights = Weights::load(model, format, head)?;
+    if weights.size_bytes() >= kept_bytes_min {
+        match file.write(&weights) {
+            Ok(true) => tracing::info!(%path, "packed weights kept for the next start"),
+            Ok(false) => tracing::debug!(%path, "packed weights are written by another process"),
+            Err(error) => tracing::info!(%path, %error, "packed weights are not kept"),
+        }
+    }
+    Ok(weights)
+}

@@ -1,0 +1,317 @@
+//! The layout of a packed file.
+//!
+//! | bytes | content |
+//! | --- | --- |
+//! | 0 to 7 | `TMPACKED` |
+//! | 8 to 15 | length of the index, little-endian |
+//! | 16 to 47 | BLAKE3 of the index and the hashes |
+//! | then | the index, as JSON |
+//! | then | a BLAKE3 hash of every piece |
+//! | then | the sections one after another, each padded with zeros to a multiple of 64 bytes |
+//!
+//! A piece is a mebibyte of a section, or what is left of it. Sections are read in the order in which they were written,
+//! their pieces on rayon's threads.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::FileExt as _,
+};
+
+use bytemuck::Pod;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    files::ModelError,
+    formats::{Scale, memory::AlignedBytes},
+};
+
+const MAGIC: &[u8; 8] = b"TMPACKED";
+/// Bytes before the index.
+const PREAMBLE_BYTES: usize = 48;
+const PIECE_BYTES: usize = 1 << 20;
+/// Longest index: some 100 bytes for each matrix.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+
+/// Packed weights cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Damaged {
+    /// The file cannot be read, or is too short.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The file does not begin as a packed file, or its index does not have the hash that it states.
+    #[error("the index is damaged")]
+    Index,
+    /// The sections are not those of this model.
+    #[error("the sections are those of another model")]
+    OtherShape,
+    /// A piece does not have its hash.
+    #[error("the bytes at offset {offset} are damaged")]
+    Piece {
+        /// Bytes before the piece.
+        offset: u64,
+    },
+    /// A tensor of the model file cannot be decoded.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// What a file holds.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Index {
+    /// Identity of the model, the format, the head and the version.
+    pub key: [u8; 32],
+    /// Fingerprint of the model.
+    pub fingerprint: [u8; 32],
+    /// Scales and groups.
+    pub scales: Scales,
+    /// Bytes of each section, without padding.
+    pub sections: Vec<u64>,
+}
+
+/// What belongs to the matrices besides their bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scales {
+    /// By layer and then in the order of `Linear::ALL`.
+    pub linears: Vec<LinearScale>,
+    /// Inputs of a group of a ternary head.
+    pub head_group: Option<usize>,
+}
+
+/// Scale and group of one linear.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(from = "StoredScale", into = "StoredScale")]
+pub struct LinearScale {
+    /// Factor from integer sum to output.
+    pub scale: Scale,
+    /// Inputs of a group, if groups have scales.
+    pub group: Option<usize>,
+}
+
+impl LinearScale {
+    /// Returns the scale and the group of a linear with this many inputs.
+    ///
+    /// # Errors
+    /// If the model has scales of groups and the linear has none that fit, or the reverse.
+    pub fn checked(self, cols: usize, has_groups: bool) -> Result<Self, Damaged> {
+        check_group(self.group, cols, has_groups).map(|()| self)
+    }
+
+    /// Returns the scale and the group of a linear.
+    pub fn new(scale: Scale, group: Option<usize>) -> Self {
+        Self { scale, group }
+    }
+}
+
+/// Checks that a group divides the inputs, if there are groups.
+///
+/// # Errors
+/// If it does not.
+pub fn check_group(group: Option<usize>, cols: usize, has_groups: bool) -> Result<(), Damaged> {
+    let fits = match group {
+        Some(group) => has_groups && matches!(group, 64 | 128) && cols.is_multiple_of(group),
+        None => !has_groups,
+    };
+    if fits { Ok(()) } else { Err(Damaged::OtherShape) }
+}
+
+/// A [`LinearScale`] as it is stored: the scale as bits, so that it comes back as it was.
+#[derive(Serialize, Deserialize)]
+struct StoredScale {
+    divides: bool,
+    bits: u32,
+    group: Option<usize>,
+}
+
+impl From<StoredScale> for LinearScale {
+    fn from(StoredScale { divides, bits, group }: StoredScale) -> Self {
+        let scale = f32::from_bits(bits);
+        Self { scale: if divides { Scale::Divide(scale) } else { Scale::Multiply(scale) }, group }
+    }
+}
+
+impl From<LinearScale> for StoredScale {
+    fn from(LinearScale { scale, group }: LinearScale) -> Self {
+        let (divides, scale) = match scale {
+            Scale::Divide(scale) => (true, scale),
+            Scale::Multiply(scale) => (false, scale),
+        };
+        Self { divides, bits: scale.to_bits(), group }
+    }
+}
+
+/// The sections to write.
+#[derive(Default)]
+pub struct Sections<'a>(Vec<&'a [u8]>);
+
+impl<'a> Sections<'a> {
+    /// Adds a section.
+    pub fn push<T: Pod>(&mut self, elements: &'a [T]) {
+        self.0.push(bytemuck::cast_slice(elements));
+    }
+
+    /// Returns the sections.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> {
+        self.0.iter().copied()
+    }
+
+    /// Returns the bytes of each section, without padding.
+    pub fn lens(&self) -> Vec<u64> {
+        self.iter().map(|section| section.len() as u64).collect()
+    }
+
+    /// Returns the bytes of all sections.
+    pub fn size_bytes(&self) -> u64 {
+        self.lens().iter().sum()
+    }
+
+    /// Writes the whole file.
+    ///
+    /// # Errors
+    /// As `out`.
+    pub fn write(&self, index: &Index, out: &mut impl Write) -> io::Result<()> {
+        let hash = |section: &&[u8]| -> Vec<[u8; 32]> {
+            section.par_chunks(PIECE_BYTES).map(|piece| *blake3::hash(piece).as_bytes()).collect()
+        };
+        let hashes = self.0.iter().flat_map(hash).collect::<Vec<_>>().concat();
+        let index = serde_json::to_vec(index)?;
+        out.write_all(MAGIC)?;
+        out.write_all(&(index.len() as u64).to_le_bytes())?;
+        out.write_all(&hash_of(&index, &hashes))?;
+        out.write_all(&index)?;
+        out.write_all(&hashes)?;
+        for section in &self.0 {
+            out.write_all(section)?;
+            out.write_all(&[0; 64][..padded(section.len()) - section.len()])?;
+        }
+        Ok(())
+    }
+}
+
+fn padded(len: usize) -> usize {
+    len.next_multiple_of(64)
+}
+
+fn hash_of(index: &[u8], hashes: &[u8]) -> [u8; 32] {
+    *blake3::Hasher::new().update(index).update(hashes).finalize().as_bytes()
+}
+
+/// What stands before the sections.
+pub struct Head {
+    /// The index.
+    pub index: Index,
+    hashes: Vec<[u8; 32]>,
+    /// Bytes before the first section.
+    len: u64,
+}
+
+impl Head {
+    /// Reads the head of a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is not a packed file, or its head is damaged.
+    pub fn read(file: &File) -> Result<Self, Damaged> {
+        let mut preamble = [0; PREAMBLE_BYTES];
+        file.read_exact_at(&mut preamble, 0)?;
+        let (magic, rest) = preamble.split_at(MAGIC.len());
+        let (index_len, expected) = rest.split_at(8);
+        let index_len = u64::from_le_bytes(index_len.try_into().expect("eight bytes"));
+        if magic != MAGIC || index_len > INDEX_BYTES_MAX.min(file.metadata()?.len()) {
+            return Err(Damaged::Index);
+        }
+        let mut json = vec![0; index_len as usize];
+        file.read_exact_at(&mut json, PREAMBLE_BYTES as u64)?;
+        let index: Index = serde_json::from_slice(&json).map_err(|_| Damaged::Index)?;
+        let pieces = index.sections.iter().map(|len| len.div_ceil(PIECE_BYTES as u64));
+        let pieces = pieces.fold(0u64, u64::saturating_add);
+        let hash_bytes = pieces.saturating_mul(32);
+        if hash_bytes > file.metadata()?.len() {
+            return Err(Damaged::Index);
+        }
+        let mut hashes = vec![[0; 32]; pieces as usize];
+        let before = PREAMBLE_BYTES as u64 + index_len;
+        file.read_exact_at(hashes.as_flattened_mut(), before)?;
+        if hash_of(&json, hashes.as_flattened()) != *expected {
+            return Err(Damaged::Index);
+        }
+        Ok(Self { index, hashes, len: before + hash_bytes })
+    }
+}
+
+/// Reads the sections of a file in order.
+pub struct PackedReader<'a> {
+    file: &'a File,
+    scales: &'a Scales,
+    lens: &'a [u64],
+    hashes: &'a [[u8; 32]],
+    offset: u64,
+}
+
+impl<'a> PackedReader<'a> {
+    /// Returns a reader of the first section.
+    pub fn new(file: &'a File, head: &'a Head) -> Self {
+        let Head { index: Index { scales, sections, .. }, hashes, len } = head;
+        Self { file, scales, lens: sections, hashes, offset: *len }
+    }
+
+    /// Returns the scales and groups.
+    pub fn scales(&self) -> &'a Scales {
+        self.scales
+    }
+
+    /// Reads the next section, which has `len` bytes, a multiple of 64.
+    ///
+    /// # Errors
+    /// If it has another length, cannot be read or is damaged.
+    pub fn aligned(&mut self, len: usize) -> Result<AlignedBytes, Damaged> {
+        self.expect(len)?;
+        let mut bytes = AlignedBytes::zeroed(len);
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads the next section, which has `count` elements.
+    ///
+    /// # Errors
+    /// As [`Self::aligned`].
+    pub fn array<T: Pod>(&mut self, count: usize) -> Result<Vec<T>, Damaged> {
+        self.expect(count * size_of::<T>())?;
+        let mut elements = vec![T::zeroed(); count];
+        self.fill(bytemuck::cast_slice_mut(&mut elements))?;
+        Ok(elements)
+    }
+
+    /// Checks that there is no further section.
+    ///
+    /// # Errors
+    /// If there is one.
+    pub fn finish(self) -> Result<(), Damaged> {
+        if self.lens.is_empty() { Ok(()) } else { Err(Damaged::OtherShape) }
+    }
+
+    /// Takes the length of the next section, before memory is allocated for it.
+    fn expect(&mut self, len: usize) -> Result<(), Damaged> {
+        let (next, rest) = self.lens.split_first().ok_or(Damaged::OtherShape)?;
+        self.lens = rest;
+        if *next == len as u64 { Ok(()) } else { Err(Damaged::OtherShape) }
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Damaged> {
+        let pieces = bytes.len().div_ceil(PIECE_BYTES);
+        let (hashes, rest) = self.hashes.split_at(pieces);
+        let (file, start) = (self.file, self.offset);
+        bytes.par_chunks_mut(PIECE_BYTES).zip(hashes).enumerate().try_for_each(
+            |(index, (piece, hash))| {
+                let offset = start + (index * PIECE_BYTES) as u64;
+                file.read_exact_at(piece, offset)?;
+                let is_intact = blake3::hash(piece) == *hash;
+                if is_intact { Ok(()) } else { Err(Damaged::Piece { offset }) }
+            },
+        )?;
+        self.hashes = rest;
+        self.offset += padded(bytes.len()) as u64;
+        Ok(())
+    }
+}
