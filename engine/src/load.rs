@@ -153,7 +153,7 @@ fn load(
     let model = Arc::clone(model);
     let EngineOptions { kv, head, format, activations, packed_cache, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
-        let options = CudaOptions { ordinal, kv, head, blocks: of_gpu() };
+        let options = CudaOptions { ordinal, kv, head, activations, blocks: of_gpu() };
         return Ok(cuda::load(model, options)?);
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());

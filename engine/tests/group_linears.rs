@@ -333,8 +333,9 @@ fn gpu_refuses_what_it_does_not_compute() {
         ordinal: 0,
         kv: KvType::F16,
         head: cpu::HeadMode::Exact,
+        activations: None,
         blocks: KvBlocks::Exactly(1),
     };
     let error = cuda::load(open("minicpm-tq2_0"), gpu).err().unwrap().to_string();
-    assert!(error.contains("a scale for each group of inputs"), "{error}");
+    assert!(error.contains("scaled embeddings and residuals"), "{error}");
 }

@@ -283,8 +283,8 @@ fn choices_that_a_model_does_not_have_are_refused() {
     let two = options(Format::I2S, Isa::detect(), Digits::Two);
     let error = cpu::load(open("bitnet-tiny"), two).err().unwrap().to_string();
     assert!(error.contains("trained with int8 activations"), "{error}");
-    let (kv, head) = (KvType::F16, HeadMode::Exact);
-    let gpu = CudaOptions { ordinal: 0, kv, head, blocks: KvBlocks::Exactly(1) };
-    let error = cuda::load(open("qwen3-group-tiny"), gpu).err().unwrap().to_string();
-    assert!(error.contains("a scale for each group of inputs"), "{error}");
+    let (kv, head, activations) = (KvType::F16, HeadMode::Exact, Some(Digits::Two));
+    let gpu = CudaOptions { ordinal: 0, kv, head, activations, blocks: KvBlocks::Exactly(1) };
+    let error = cuda::load(open("bitnet-tiny"), gpu).err().unwrap().to_string();
+    assert!(error.contains("trained with int8 activations"), "{error}");
 }

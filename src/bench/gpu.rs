@@ -50,7 +50,8 @@ impl GpuSteps {
             logits: LogitsFor::largest(1),
             repetitions: 1,
         };
-        let RunOptions { kv, head, .. } = *run;
-        Ok((model, CudaOptions { ordinal, kv, head, blocks: KvBlocks::UpTo(1) }, workload))
+        let RunOptions { kv, head, activations, .. } = *run;
+        let blocks = KvBlocks::UpTo(1);
+        Ok((model, CudaOptions { ordinal, kv, head, activations, blocks }, workload))
     }
 }

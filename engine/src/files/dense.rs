@@ -61,6 +61,11 @@ impl DenseType {
         (cols / elements).checked_mul(bytes)
     }
 
+    /// Returns the inputs of the smallest groups with scales in a matrix of this type.
+    pub(crate) fn group_min(self) -> usize {
+        self.block().0.clamp(grouped::GROUP_MIN, grouped::GROUP_MAX)
+    }
+
     /// Returns the name used in listings.
     pub const fn name(self) -> &'static str {
         match self {

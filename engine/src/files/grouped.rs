@@ -39,7 +39,7 @@ pub const PTQ1_0_BYTES: usize = 28;
 /// The smallest group, and the unit of dense weights.
 pub const GROUP_MIN: usize = 64;
 /// The group that pairs of [`GROUP_MIN`] become.
-const GROUP_MAX: usize = 2 * GROUP_MIN;
+pub const GROUP_MAX: usize = 2 * GROUP_MIN;
 /// The most weights of a block.
 const BLOCK_MAX: usize = TQ_BLOCK;
 

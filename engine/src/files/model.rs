@@ -212,6 +212,15 @@ impl Model {
         self.decode(&self.parts.tensors.linears[layer][linear as usize])
     }
 
+    /// Returns the inputs of the smallest groups that a matrix may have by its type in the file; [`Self::ternary`] may join
+    /// pairs of them. `None` if its groups have no scales.
+    pub(crate) fn group_min(&self, layer: usize, linear: Linear) -> Option<usize> {
+        match self.parts.tensors.linears[layer][linear as usize].packing {
+            Packing::Grouped(dtype) => Some(dtype.group_min()),
+            _ => None,
+        }
+    }
+
     fn decode(&self, tensor: &TernaryTensor) -> Result<TernaryMatrix, ModelError> {
         let stored = Stored {
             name: &tensor.name,

@@ -77,6 +77,34 @@ structs! {
 
     RotateScoresArgs = 128 { attention: AttentionArgs, keys: Address, values: Address, rotations: Address }
 
+    /// Scale of 128 inputs of a row, and the sums of the integers of each half.
+    InputBlock = 16 { scale: f32, sums: [i32; 2], unused: u32 }
+
+    GroupQuantizeArgs = 80 {
+        count: Address, wanted: Address, x: Address, weight: Address, weight2: Address, q: Address, blocks: Address,
+        width: u32, stride: u32, eps: f32, eps2: f32, digits: u32, unused: u32,
+    }
+
+    /// One ternary matrix with scales of groups, and the address of its outputs.
+    GroupSegment = 40 {
+        weights: Address, scales: Address, out: Address, rows: u32, stride: u32, groups: u32, halves: u32,
+    }
+
+    GroupLinearArgs = 160 {
+        count: Address, x: Address, blocks: Address, segments: [GroupSegment; 3],
+        segment_count: u32, k_blocks: u32, digits: u32, mode: u32,
+    }
+
+    EmbedTernaryArgs = 56 {
+        step: Address, tokens: Address, carried: Address, weights: Address, scales: Address, residual: Address,
+        width: u32, groups: u32,
+    }
+
+    NormHeadsArgs = 56 {
+        step: Address, queries: Address, keys: Address, query_weight: Address, key_weight: Address,
+        heads: u32, kv_heads: u32, head_dim: u32, eps: f32,
+    }
+
     ActivateArgs = 32 { step: Address, gate: Address, up: Address, width: u32, activation: u32 }
 
     FinalNormArgs = 48 {
@@ -106,6 +134,10 @@ structs! {
 
     /// A candidate and its logit.
     Found = 8 { token: u32, logit: f32 }
+
+    LogitBoundsArgs = 48 {
+        step: Address, rankings: Address, logits: Address, lowest: Address, highest: Address, vocab: u32, unused: u32,
+    }
 
     SelectArgs = 88 {
         step: Address, rankings: Address, errors: Address, norms: Address, rows: Address, estimates: Address,

@@ -19,7 +19,7 @@ impl Backend for CudaBackend {
     }
 
     fn weight_bytes(&self) -> Option<usize> {
-        Some(self.weights.step_bytes)
+        Some(self.weights.step_bytes())
     }
 
     fn numerics_class(&self) -> &str {

@@ -1,10 +1,10 @@
 //! Addresses of a step's buffers, and the layout of its inputs and outputs.
 
 use super::{
-    args::{AttentionTask, Found, RowRanking, Step},
+    args::{AttentionTask, Found, InputBlock, RowRanking, Step},
     attention::tasks_of_row,
     device::{Address, Properties},
-    layout::{TILE_ROWS, k_blocks},
+    layout::{K_BLOCK, TILE_ROWS, k_blocks},
     shape::{Arena, Shape, stride},
 };
 
@@ -157,8 +157,9 @@ pub struct Buffers {
     pub values: Address,    // (rows, kv_heads * head_dim)
     pub attended: Address,  // (rows, heads * head_dim)
     pub gate: Address,      // (rows, intermediate)
-    pub up: Address,        // (rows, intermediate), for models with norms of linears
-    pub quantized: Address, // (rows, stride)
+    pub up: Address,        // (rows, intermediate), for models with `activate`
+    pub quantized: Address, // (rows, digits, stride)
+    pub blocks: Address,    // (rows, stride / 128), with scales of groups
     pub scales: Address,    // (rows)
     pub sums: Address,      // (rows)
     pub scores: Address,
@@ -202,7 +203,11 @@ impl Buffers {
         let input_bytes = Inputs::of(0, &largest, shape).blocks as usize + tables * 4;
         let capacity = capacity(shape);
         let output_bytes = screened * (4 + 8 + capacity * 8) + whole * shape.vocab * 4 + 64;
-        let up = if shape.linear_eps.is_some() { rows * shape.intermediate } else { 0 };
+        let up = if shape.joins_gate() { 0 } else { rows * shape.intermediate };
+        let groups = if shape.group_scales { rows * k_blocks(shape.stride_max) } else { 0 };
+        // The input of a ternary head has two digits.
+        let of_head =
+            if shape.group_scales { whole.max(screened) * 2 * stride(shape.hidden) } else { 0 };
         Self {
             inputs: arena.take(input_bytes),
             outputs: arena.take(output_bytes),
@@ -213,7 +218,8 @@ impl Buffers {
             attended: arena.words(rows * shape.query_width()),
             gate: arena.words(rows * shape.intermediate),
             up: arena.words(up),
-            quantized: arena.take(rows * shape.stride_max),
+            quantized: arena.take((rows * shape.digits * shape.stride_max).max(of_head)),
+            blocks: arena.take(groups.max(of_head / K_BLOCK) * size_of::<InputBlock>()),
             scales: arena.words(rows),
             sums: arena.words(rows),
             scores: arena.take(scores_bytes),

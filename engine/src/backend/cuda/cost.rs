@@ -2,13 +2,17 @@
 //! every output written once, and the products of linears, head and attention. Other computation is not counted: it
 //! takes less time than its memory traffic.
 
+use std::mem::offset_of;
+
 use super::{
     args::{
-        ActivateArgs, DigitsArgs, EmbedArgs, FinalNormArgs, Found, HeadArgs, LINEAR_ADD,
-        LinearArgs, NormLinearArgs, NormQuantizeArgs, RescoreArgs, RowRanking, ScreenArgs,
+        ActivateArgs, DigitsArgs, EmbedArgs, EmbedTernaryArgs, FinalNormArgs, Found,
+        GroupLinearArgs, GroupQuantizeArgs, GroupSegment, HeadArgs, InputBlock, LINEAR_ADD,
+        LinearArgs, NormHeadsArgs, NormLinearArgs, NormQuantizeArgs, RescoreArgs, RowRanking,
+        ScreenArgs, Step,
     },
-    device::Launch,
-    layout::{K_BLOCK, TILE_ROWS, ternary_bytes},
+    device::{Address, Launch},
+    layout::{K_BLOCK, TILE_ROWS, scale_bytes, ternary_bytes},
     shape::Shape,
 };
 
@@ -53,6 +57,24 @@ pub fn of(launch: &Launch, load: &Load) -> (Cost, String) {
             let args = args.get::<LinearArgs>();
             linear(kernel, &args, load.rows, load.rows * (args.k_blocks as usize * K_BLOCK + 8))
         }
+        "group_quantize" => nameless(bytes({
+            let args = args.get::<GroupQuantizeArgs>();
+            let norms = [args.weight, args.weight2].iter().filter(|norm| **norm != 0).count();
+            let (width, stride) = (args.width as usize, args.stride as usize);
+            let of_row = width * 4 + args.digits as usize * stride + of_blocks(stride);
+            rows_of(args.count, load) * of_row + norms * width * 4
+        })),
+        _ if kernel.starts_with("group_") => group_linear(&args.get(), load),
+        "embed_ternary" => nameless(bytes({
+            let args = args.get::<EmbedTernaryArgs>();
+            let width = args.width as usize;
+            load.rows * (width / 4 + args.groups as usize * 2 + width * 4)
+        })),
+        "norm_heads" => nameless(bytes({
+            let args = args.get::<NormHeadsArgs>();
+            let (heads, dim) = ((args.heads + args.kv_heads) as usize, args.head_dim as usize);
+            (2 * load.rows * heads + 2) * dim * 4
+        })),
         "embed" => nameless(bytes({
             let args = args.get::<EmbedArgs>();
             let element = [4, 2, 2, 1][args.dtype as usize & 3];
@@ -90,6 +112,42 @@ fn linear(kernel: &str, args: &LinearArgs, rows: usize, input: usize) -> (Cost, 
     let cost = Cost {
         bytes: weights + input + rows * outputs * 4 * passes,
         int8: 2 * rows * features * cols,
+        f32: 0,
+    };
+    (cost, format!("{features} × {cols}"))
+}
+
+/// Returns the number of rows that a kernel reads from a field of the [`Step`], which is aligned to 16 bytes.
+fn rows_of(count: Address, load: &Load) -> usize {
+    const WHOLE: usize = offset_of!(Step, whole);
+    const SCREENED: usize = offset_of!(Step, screened);
+    match count as usize % 16 {
+        WHOLE => load.whole,
+        SCREENED => load.screened,
+        _ => load.rows,
+    }
+}
+
+/// Returns the bytes of the scales and sums of a row's inputs.
+fn of_blocks(stride: usize) -> usize {
+    stride / K_BLOCK * size_of::<InputBlock>()
+}
+
+/// Returns the cost of products with scales of groups.
+fn group_linear(args: &GroupLinearArgs, load: &Load) -> (Cost, String) {
+    let (cols, digits) = (args.k_blocks as usize * K_BLOCK, args.digits as usize);
+    let rows = rows_of(args.count, load);
+    let segments = &args.segments[..args.segment_count as usize];
+    let features: usize = segments.iter().map(|segment| segment.rows as usize).sum();
+    let of_segment = |s: &GroupSegment| {
+        let rows = s.rows as usize;
+        ternary_bytes(rows, cols) + scale_bytes(rows, s.groups as usize)
+    };
+    let weights: usize = segments.iter().map(of_segment).sum();
+    let passes = if args.mode == LINEAR_ADD { 2 } else { 1 };
+    let cost = Cost {
+        bytes: weights + rows * (digits * cols + of_blocks(cols) + features * 4 * passes),
+        int8: 2 * rows * digits * features * cols,
         f32: 0,
     };
     (cost, format!("{features} × {cols}"))
@@ -136,6 +194,8 @@ fn head(launch: &Launch, load: &Load) -> Cost {
             let args = args.get::<DigitsArgs>();
             screened * (args.width as usize * 8 + (args.digit_count * args.stride) as usize + 16)
         }),
+        // All logits are read for the bounds of their groups.
+        "logit_bounds" => bytes(screened * (padded + shape.groups() * 2) * 4),
         "screen_select" => bytes(screened * shape.groups() * 2 * 4),
         "draw" => {
             bytes(screened * size_of::<RowRanking>() + (found + screened) * size_of::<Found>())

@@ -40,6 +40,11 @@ pub enum CudaLoadError {
     /// The kernels do not support the model.
     #[error("the device cannot run models with {0}")]
     Unsupported(&'static str),
+    /// Two digits for a model that was trained with one.
+    #[error(
+        "the model was trained with int8 activations: int16 is for models with a scale for each group of inputs"
+    )]
+    ActivationsOfTraining,
     /// The device has too little memory.
     #[error(
         "the model needs {} MiB of device memory and {} MiB are free: {} MiB are missing",

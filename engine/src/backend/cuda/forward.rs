@@ -9,6 +9,7 @@ use super::{
     device::{Address, Args, Device, Launch},
     layout::k_blocks,
     shape::{Shape, stride},
+    tables::Embedding,
     tuning::Tuning,
     weights::{DeviceLinear, Layer, Weights},
 };
@@ -82,14 +83,18 @@ impl Pass<'_> {
     }
 
     fn embed(&self) -> Launch {
+        let (table, dtype) = match &self.weights.tables.embedding {
+            Embedding::Dense { rows, dtype } => (*rows, *dtype),
+            Embedding::Ternary(table) => return self.embed_ternary(table),
+        };
         let args = EmbedArgs {
             step: self.inputs.step,
             tokens: self.inputs.tokens,
             carried: self.buffers.carried,
-            table: self.weights.embedding,
+            table,
             residual: self.buffers.residual,
             width: self.shape.hidden as u32,
-            dtype: self.weights.embedding_dtype as u32,
+            dtype: dtype as u32,
         };
         self.per_row("embed", Args::of(&args))
     }
@@ -103,14 +108,10 @@ impl Pass<'_> {
         let Buffers { residual, queries, keys, values, attended, .. } = *self.buffers;
         let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| layer.linear(linear));
         let input = Input { x: residual, norm: layer.attention_norm };
-        let to = [queries, keys, values];
-        if self.shape.linear_eps.is_some() {
-            for (linear, to) in qkv.into_iter().zip(to) {
-                self.linear(input, &[(linear, to)], LINEAR_STORE, out);
-            }
-        } else {
-            let segments = [(qkv[0], to[0]), (qkv[1], to[1]), (qkv[2], to[2])];
-            self.linear(input, &segments, LINEAR_STORE, out);
+        let to = [(qkv[0], queries), (qkv[1], keys), (qkv[2], values)];
+        self.separately(input, &to, out);
+        if layer.head_norms[0] != 0 {
+            out.push(self.norm_heads(layer));
         }
         self.attention(index, out);
         let input = Input { x: attended, norm: layer.attention_sub_norm };
@@ -121,9 +122,8 @@ impl Pass<'_> {
         let Buffers { residual, gate, up, .. } = *self.buffers;
         let input = Input { x: residual, norm: layer.feed_forward_norm };
         let (of_gate, of_up) = (layer.linear(Linear::Gate), layer.linear(Linear::Up));
-        if self.shape.linear_eps.is_some() {
-            self.linear(input, &[(of_gate, gate)], LINEAR_STORE, out);
-            self.linear(input, &[(of_up, up)], LINEAR_STORE, out);
+        if !self.shape.joins_gate() {
+            self.separately(input, &[(of_gate, gate), (of_up, up)], out);
             let (width, activation) = (self.shape.intermediate as u32, self.shape.activation);
             let args = ActivateArgs { step: self.inputs.step, gate, up, width, activation };
             out.push(self.per_row("activate", Args::of(&args)));
@@ -132,6 +132,12 @@ impl Pass<'_> {
         }
         let input = Input { x: gate, norm: layer.feed_forward_sub_norm };
         self.linear(input, &[(layer.linear(Linear::Down), residual)], LINEAR_ADD, out);
+    }
+
+    /// Appends linears that write to their own addresses: together, unless each has a norm of its own.
+    fn separately(&self, input: Input, to: &[(&DeviceLinear, Address)], out: &mut Vec<Launch>) {
+        let together = if self.shape.linear_eps.is_some() { 1 } else { to.len() };
+        to.chunks(together).for_each(|to| self.linear(input, to, LINEAR_STORE, out));
     }
 
     /// Appends norms, quantization and products of linears that share an input; each writes to its own address.
@@ -143,6 +149,9 @@ impl Pass<'_> {
         out: &mut Vec<Launch>,
     ) {
         let (linear, _) = to[0];
+        if linear.groups.is_some() {
+            return self.group_linear(input, to, mode, out);
+        }
         let mut segments = [segment(linear, 0); 3];
         for (segment_of, (linear, to)) in segments.iter_mut().zip(to) {
             *segment_of = segment(linear, *to);

@@ -1,13 +1,17 @@
 //! The launches of the head: all logits of some rows, those of the first tokens in a ranking of others.
 
 use super::{
-    args::{DigitsArgs, DrawArgs, FinalNormArgs, HeadArgs, RescoreArgs, ScreenArgs, SelectArgs},
-    buffers::{Outputs, capacity, screen_blocks},
-    device::{Args, Launch},
+    args::{
+        DigitsArgs, DrawArgs, FinalNormArgs, HeadArgs, LogitBoundsArgs, RescoreArgs, ScreenArgs,
+        SelectArgs,
+    },
+    buffers::{Bucket, Outputs, capacity, screen_blocks},
+    device::{Address, Args, Launch},
     forward::{Pass, grid},
     layout::TILE_ROWS,
     shape::stride,
-    weights::{Dtype, ScreenRows},
+    tables::{DenseHead, Dtype, Head, ScreenRows},
+    weights::DeviceLinear,
 };
 
 /// A kernel of the screen: columns (rows times digits) and groups per block, warps, shared memory per warp.
@@ -28,6 +32,8 @@ const SCREENS: [Screening; 4] = [
 ];
 /// `screen_tile`, for more columns: columns, groups, threads and shared memory per block.
 const TILE: (usize, usize, u32, usize) = (128, 8, 256, 98_304);
+/// Threads of a block of `logit_bounds`, which has one for each group.
+const BOUNDS_THREADS: u32 = 256;
 /// Blocks that rescore one row's candidates.
 const RESCORE_BLOCKS: usize = 16;
 
@@ -35,17 +41,31 @@ impl Pass<'_> {
     /// Returns the launches of the head; none if no row needs logits.
     pub fn head(&self, outputs: &Outputs) -> Vec<Launch> {
         let mut out = Vec::new();
-        if self.bucket.whole > 0 {
-            self.whole(outputs, &mut out);
-        }
-        if let Some(screen) = self.weights.head.screen.filter(|_| self.bucket.screened > 0) {
-            self.screened(&screen, outputs, &mut out);
+        let Bucket { whole, screened, .. } = self.bucket;
+        match &self.weights.tables.head {
+            Head::Dense(head) => {
+                if whole > 0 {
+                    self.whole(head, outputs, &mut out);
+                }
+                if let Some(screen) = head.screen.filter(|_| screened > 0) {
+                    self.screened(head, &screen, outputs, &mut out);
+                }
+            }
+            Head::Ternary(head) => {
+                if whole > 0 {
+                    let to = (outputs.logits, self.shape.vocab);
+                    self.ternary_head(head, self.whole_rows(), to, &mut out);
+                }
+                if screened > 0 {
+                    self.first_of_all(head, outputs, &mut out);
+                }
+            }
         }
         out
     }
 
-    fn whole(&self, outputs: &Outputs, out: &mut Vec<Launch>) {
-        let (shape, head, rows) = (self.shape, &self.weights.head, self.bucket.whole);
+    fn whole(&self, head: &DenseHead, outputs: &Outputs, out: &mut Vec<Launch>) {
+        let (shape, rows) = (self.shape, self.bucket.whole);
         let args = FinalNormArgs {
             step: self.inputs.step,
             wanted: self.inputs.whole,
@@ -80,10 +100,15 @@ impl Pass<'_> {
         });
     }
 
-    fn screened(&self, screen: &ScreenRows, outputs: &Outputs, out: &mut Vec<Launch>) {
+    fn screened(
+        &self,
+        head: &DenseHead,
+        screen: &ScreenRows,
+        outputs: &Outputs,
+        out: &mut Vec<Launch>,
+    ) {
         let (shape, buffers, inputs) = (self.shape, self.buffers, &self.inputs);
-        let (head, rows, step) = (&self.weights.head, self.bucket.screened, self.inputs.step);
-        let capacity = capacity(shape) as u32;
+        let (rows, step) = (self.bucket.screened, inputs.step);
         let digits = DigitsArgs {
             step,
             wanted: inputs.screened,
@@ -97,20 +122,6 @@ impl Pass<'_> {
             digit_count: self.bucket.digits as u32,
             eps: shape.eps,
         };
-        let select = SelectArgs {
-            step,
-            rankings: inputs.rankings,
-            errors: screen.errors,
-            norms: screen.norms,
-            rows: buffers.digit_rows,
-            estimates: buffers.estimates,
-            lowest: buffers.lowest,
-            highest: buffers.highest,
-            found_counts: outputs.found_counts,
-            found: outputs.found,
-            vocab: shape.vocab as u32,
-            capacity,
-        };
         let rescore = RescoreArgs {
             step,
             rows: head.rows,
@@ -119,26 +130,13 @@ impl Pass<'_> {
             found_counts: outputs.found_counts,
             found: outputs.found,
             width: shape.hidden as u32,
-            capacity,
+            capacity: capacity(shape) as u32,
         };
-        let draw = DrawArgs {
-            step,
-            rankings: inputs.rankings,
-            found_counts: outputs.found_counts,
-            found: outputs.found,
-            drawn: outputs.drawn,
-            carried: buffers.carried,
-            capacity,
-            unused: 0,
-        };
-        let per_row = |kernel, threads, shared_bytes, args| {
-            let grid = grid(rows, 1, 1);
-            Launch { kernel, grid, threads, shared_bytes, args }
-        };
-        let digits_bytes = 4 * stride(shape.hidden) as u32;
-        out.push(per_row("digits", 256, digits_bytes, Args::of(&digits)));
+        let bytes = 4 * stride(shape.hidden) as u32;
+        out.push(self.per_screened("digits", (256, bytes), Args::of(&digits)));
         out.push(self.estimates(screen));
-        out.push(per_row("screen_select", 1024, 0, Args::of(&select)));
+        let (errors, norms, digit_rows) = (screen.errors, screen.norms, buffers.digit_rows);
+        out.push(self.select([errors, norms, digit_rows], outputs));
         let rescores = ["rescore_f32", "rescore_f16", "rescore_bf16", "rescore_i8"];
         out.push(Launch {
             kernel: of_dtype(head.dtype, rescores),
@@ -147,7 +145,77 @@ impl Pass<'_> {
             shared_bytes: 0,
             args: Args::of(&rescore),
         });
-        out.push(per_row("draw", 32, 0, Args::of(&draw)));
+        out.push(self.draw(outputs));
+    }
+
+    /// Finds the first tokens of rankings among all logits, which stay on the device.
+    fn first_of_all(&self, head: &DeviceLinear, outputs: &Outputs, out: &mut Vec<Launch>) {
+        let (shape, buffers) = (self.shape, self.buffers);
+        let to = (buffers.estimates, shape.groups() * TILE_ROWS);
+        self.ternary_head(head, self.screened_rows(), to, out);
+        let args = LogitBoundsArgs {
+            step: self.inputs.step,
+            rankings: self.inputs.rankings,
+            logits: buffers.estimates,
+            lowest: buffers.lowest,
+            highest: buffers.highest,
+            vocab: shape.vocab as u32,
+            unused: 0,
+        };
+        out.push(Launch {
+            kernel: "logit_bounds",
+            grid: grid(shape.groups().div_ceil(BOUNDS_THREADS as usize), self.bucket.screened, 1),
+            threads: BOUNDS_THREADS,
+            shared_bytes: 0,
+            args: Args::of(&args),
+        });
+        out.push(self.select([0; 3], outputs));
+        out.push(self.draw(outputs));
+    }
+
+    fn per_screened(
+        &self,
+        kernel: &'static str,
+        (threads, shared_bytes): (u32, u32),
+        args: Args,
+    ) -> Launch {
+        let grid = grid(self.bucket.screened, 1, 1);
+        Launch { kernel, grid, threads, shared_bytes, args }
+    }
+
+    /// Returns the selection of candidates; `bounds` are the errors and norms of head rows and the factors of hidden rows, or
+    /// all 0 if the estimates are the logits.
+    fn select(&self, [errors, norms, rows]: [Address; 3], outputs: &Outputs) -> Launch {
+        let (shape, buffers) = (self.shape, self.buffers);
+        let args = SelectArgs {
+            step: self.inputs.step,
+            rankings: self.inputs.rankings,
+            errors,
+            norms,
+            rows,
+            estimates: buffers.estimates,
+            lowest: buffers.lowest,
+            highest: buffers.highest,
+            found_counts: outputs.found_counts,
+            found: outputs.found,
+            vocab: shape.vocab as u32,
+            capacity: capacity(shape) as u32,
+        };
+        self.per_screened("screen_select", (1024, 0), Args::of(&args))
+    }
+
+    fn draw(&self, outputs: &Outputs) -> Launch {
+        let args = DrawArgs {
+            step: self.inputs.step,
+            rankings: self.inputs.rankings,
+            found_counts: outputs.found_counts,
+            found: outputs.found,
+            drawn: outputs.drawn,
+            carried: self.buffers.carried,
+            capacity: capacity(self.shape) as u32,
+            unused: 0,
+        };
+        self.per_screened("draw", (32, 0), Args::of(&args))
     }
 
     fn estimates(&self, screen: &ScreenRows) -> Launch {

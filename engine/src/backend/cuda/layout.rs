@@ -1,5 +1,6 @@
 //! Layout of weights on the device: `kernels/cuda/README.md`, *Layouts*.
 
+use half::f16;
 use rayon::prelude::*;
 
 /// Output features of a tile, and tokens of a screen's group.
@@ -35,6 +36,23 @@ pub fn pack_ternary(rows: usize, cols: usize, trits: &[i8]) -> Vec<u8> {
             }
         }
     });
+    out
+}
+
+/// Returns the bytes of the scales of a matrix with `groups` groups a row.
+pub fn scale_bytes(rows: usize, groups: usize) -> usize {
+    rows.div_ceil(TILE_ROWS) * groups * TILE_ROWS * size_of::<f16>()
+}
+
+/// Packs the scales of groups, `(rows, groups)`, tile by tile, with zeros after the last row. // (tiles, groups, 16)
+pub fn pack_scales(groups: usize, scales: &[f16]) -> Vec<f16> {
+    let of_tile = groups * TILE_ROWS;
+    let mut out = vec![f16::ZERO; scales.len().next_multiple_of(of_tile)];
+    for (row, of_row) in scales.chunks_exact(groups).enumerate() {
+        let tile = &mut out[row / TILE_ROWS * of_tile..][..of_tile];
+        let places = tile.iter_mut().skip(row % TILE_ROWS).step_by(TILE_ROWS);
+        places.zip(of_row).for_each(|(place, scale)| *place = *scale);
+    }
     out
 }
 
@@ -82,6 +100,19 @@ mod tests {
                 let trit = if inside { trits[row * cols + col] } else { 0 };
                 assert_eq!(i32::from(byte >> (2 * j) & 3), i32::from(trit) + 1);
             }
+        }
+    }
+
+    #[test]
+    fn scales_of_groups_have_the_documented_layout() {
+        let (rows, groups) = (37, 3);
+        let scales: Vec<f16> = (0..rows * groups).map(|i| f16::from_f32(i as f32)).collect();
+        let packed = pack_scales(groups, &scales);
+        assert_eq!(packed.len() * 2, scale_bytes(rows, groups));
+        for (at, scale) in packed.iter().enumerate() {
+            let (row, group) = (at / 48 * 16 + at % 16, at / 16 % groups);
+            let expected = if row < rows { scales[row * groups + group] } else { f16::ZERO };
+            assert_eq!(*scale, expected, "row {row}, group {group}");
         }
     }
 

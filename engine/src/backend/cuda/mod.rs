@@ -22,6 +22,7 @@ mod emulated;
 mod error;
 mod forward;
 mod found;
+mod groups;
 mod head;
 mod layout;
 mod memory;
@@ -32,6 +33,7 @@ pub mod roofline;
 mod self_test;
 mod shape;
 mod step;
+mod tables;
 #[cfg(test)]
 mod tests;
 pub mod tuning;
@@ -53,6 +55,7 @@ use super::{
 use crate::{
     backend::class::{self, Choices},
     files::Model,
+    kernels::Digits,
 };
 use buffers::{Buffers, Limits};
 use device::Device;
@@ -70,6 +73,8 @@ pub struct CudaOptions {
     pub kv: KvType,
     /// Precision of the head.
     pub head: HeadMode,
+    /// Digits of activations, for models with scales of groups; `None`: two. Other models have one.
+    pub activations: Option<Digits>,
     /// KV blocks (of 16 positions) in the pool.
     pub blocks: KvBlocks,
 }
@@ -79,7 +84,7 @@ pub struct CudaOptions {
 /// # Errors
 /// [`CudaLoadError`]. Missing memory is reported before anything is loaded.
 pub fn load(model: Arc<Model>, options: CudaOptions) -> Result<Box<dyn Backend>, CudaLoadError> {
-    check_scales(&model)?;
+    check_model(&model, options.activations)?;
     let device = driver::open(options.ordinal)?;
     let backend = start(&model, Box::new(device), options, Limits::default())?;
     Ok(Box::new(backend))
@@ -87,7 +92,7 @@ pub fn load(model: Arc<Model>, options: CudaOptions) -> Result<Box<dyn Backend>,
 
 /// Returns the bytes of one KV block of a model on a device.
 pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
-    Shape::of(model.config(), kv).kv_block_bytes()
+    Shape::of(model.config(), kv, None).kv_block_bytes()
 }
 
 /// Loads a model onto an open device.
@@ -97,15 +102,16 @@ fn start(
     options: CudaOptions,
     limits: Limits,
 ) -> Result<CudaBackend, CudaLoadError> {
-    check_scales(model)?;
+    let CudaOptions { kv, head, activations, .. } = options;
+    check_model(model, activations)?;
     let config = model.config().clone();
-    let shape = Shape::of(&config, options.kv);
+    let shape = Shape::of(&config, kv, activations);
     let properties = device.properties().clone();
     check(&shape, device.as_ref())?;
     let place = |weights_at: u64, buffers_at: u64| {
         let (mut weights, mut buffers) = (Arena::at(weights_at), Arena::at(buffers_at));
         let placed = (
-            Weights::place(model, &shape, options.head, &mut weights),
+            Weights::place(model, &shape, head, &mut weights),
             Buffers::place(&shape, &limits, &properties, &mut buffers),
         );
         (placed, weights.size_bytes(), buffers.size_bytes())
@@ -114,8 +120,7 @@ fn start(
     let block_bytes = shape.kv_block_bytes();
     let (fixed, free) = ((weight_bytes + buffer_bytes) as u64, properties.memory_free_bytes);
     let block_count = memory::block_count(fixed, block_bytes, options.blocks, free)?;
-    let CudaOptions { kv, head, .. } = options;
-    let numerics_class = class::of(model, Choices { kv, head, activations: None }, "cuda")?;
+    let numerics_class = class::of(model, Choices { kv, head, activations }, "cuda")?;
     let (weights_at, buffers_at) = (device.allocate(weight_bytes)?, device.allocate(buffer_bytes)?);
     let kv_base = device.allocate(block_count * block_bytes)?;
     let ((mut weights, buffers), ..) = place(weights_at, buffers_at);
@@ -147,16 +152,16 @@ fn start(
     Ok(backend)
 }
 
-/// Rejects models with more than one scale for a matrix, with biases, or with factors of embedding and blocks.
-fn check_scales(model: &Model) -> Result<(), CudaLoadError> {
-    if model.config().group_scales {
-        let feature = "a scale for each group of inputs yet: use --device cpu";
-        return Err(CudaLoadError::Unsupported(feature));
+/// Rejects models with biases, or with factors of embedding and blocks; and two digits for a model that was trained with one.
+fn check_model(model: &Model, activations: Option<Digits>) -> Result<(), CudaLoadError> {
+    let config = model.config();
+    if activations == Some(Digits::Two) && !config.group_scales {
+        return Err(CudaLoadError::ActivationsOfTraining);
     }
-    if !model.config().linear_biases.is_empty() {
+    if !config.linear_biases.is_empty() {
         return Err(CudaLoadError::Unsupported("biases of linears yet: use --device cpu"));
     }
-    if !model.config().multipliers.is_none() {
+    if !config.multipliers.is_none() {
         let feature = "scaled embeddings and residuals yet: use --device cpu";
         return Err(CudaLoadError::Unsupported(feature));
     }
@@ -165,7 +170,8 @@ fn check_scales(model: &Model) -> Result<(), CudaLoadError> {
 
 /// Rejects shapes that the kernels do not support.
 fn check(shape: &Shape, device: &dyn Device) -> Result<(), CudaLoadError> {
-    if shape.stride_max * 4 > device.shared_bytes("norm_quantize") as usize {
+    let quantize = if shape.group_scales { "group_quantize" } else { "norm_quantize" };
+    if shape.stride_max * 4 > device.shared_bytes(quantize) as usize {
         return Err(CudaLoadError::Unsupported("rows wider than a block's shared memory"));
     }
     if shape.padded_dim > 256 {

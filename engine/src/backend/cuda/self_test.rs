@@ -3,6 +3,7 @@
 //! computes other outputs.
 
 use bytemuck::Zeroable as _;
+use half::f16;
 
 use super::{
     args::{LINEAR_STORE, Step},
@@ -15,9 +16,9 @@ use super::{
 use crate::{
     config::{Linear, Norm},
     files::Model,
-    formats::TernaryMatrix,
+    formats::{GroupScales, TernaryMatrix},
     kernels::{
-        Isa,
+        Digits, Isa, SCALED_INPUTS,
         float::{Columns, FloatKernels, Sums},
     },
 };
@@ -33,24 +34,33 @@ fn wave(i: usize) -> i32 {
 /// A linear with its weights on the host.
 struct Known {
     ternary: TernaryMatrix,
+    /// Digits of the input, if the matrix has scales of groups.
+    digits: Digits,
     /// Weights and epsilon of the linear's own norm.
     norm: Option<(Vec<f32>, f32)>,
 }
 
 impl Known {
-    fn of(model: &Model, layer: usize, linear: Linear) -> Result<Self, CudaLoadError> {
+    fn of(
+        model: &Model,
+        digits: Digits,
+        (layer, linear): (usize, Linear),
+    ) -> Result<Self, CudaLoadError> {
         let with_eps = |eps| model.norm(Norm::Linear(layer, linear)).map(|norm| (norm, eps));
         let norm = model.config().linear_norm_eps.map(with_eps).transpose()?;
-        Ok(Self { ternary: model.ternary(layer, linear)?, norm })
+        Ok(Self { ternary: model.ternary(layer, linear)?, digits, norm })
     }
 
     /// Computes the outputs of one row.
     fn outputs(&self, x: &[f32]) -> Vec<f32> {
-        let Self { ternary, norm } = self;
+        let Self { ternary, norm, .. } = self;
         let kernels = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
         let mut normed = x.to_vec();
         if let Some((weight, eps)) = norm {
             kernels.rms_norm(x, weight, *eps, &mut normed);
+        }
+        if let Some(groups) = &ternary.groups {
+            return self.group_outputs(kernels, groups, &normed);
         }
         let mut codes = vec![0i8; x.len()];
         let s = kernels.quantize(&normed, &mut codes);
@@ -66,12 +76,40 @@ impl Known {
     }
 }
 
+impl Known {
+    /// Computes the outputs of one row by the definition of `kernels::group_gemm`.
+    fn group_outputs(
+        &self,
+        kernels: &FloatKernels,
+        groups: &GroupScales,
+        normed: &[f32],
+    ) -> Vec<f32> {
+        let (cols, size) = (normed.len(), groups.size);
+        let mut q = vec![0i8; self.digits.count() * cols];
+        let mut scales = vec![0f32; cols.div_ceil(SCALED_INPUTS)];
+        kernels.quantize_groups(normed, self.digits, &mut q, &mut scales);
+        let value = |k: usize| q.chunks(cols).fold(0, |high, q| 256 * high + i32::from(q[k]));
+        let values: Vec<i32> = (0..cols).map(value).collect();
+        let output = |(trits, of_output): (&[i8], &[f16])| {
+            let groups = trits.chunks_exact(size).zip(values.chunks_exact(size)).zip(of_output);
+            groups.enumerate().fold(0f32, |y, (g, ((trits, values), scale))| {
+                let products = trits.iter().zip(values).map(|(trit, x)| i32::from(*trit) * x);
+                let scale = scale.to_f32() * scales[g * size / SCALED_INPUTS];
+                (products.sum::<i32>() as f32).mul_add(scale, y)
+            })
+        };
+        let of_outputs = groups.scales.chunks_exact(cols / size);
+        self.ternary.trits.chunks_exact(cols).zip(of_outputs).map(output).collect()
+    }
+}
+
 /// Runs the self-test.
 pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError> {
     let last = backend.shape.layers - 1;
+    let digits = if backend.shape.digits == 2 { Digits::Two } else { Digits::One };
     for layer in [0, last] {
         for linear in Linear::ALL {
-            let known = Known::of(model, layer, linear)?;
+            let known = Known::of(model, digits, (layer, linear))?;
             for rows in ROWS {
                 test(backend, &known, (layer, linear), rows)?;
             }

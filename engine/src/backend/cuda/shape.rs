@@ -2,8 +2,9 @@
 
 use super::layout::{K_BLOCK, TILE_ROWS};
 use crate::{
-    backend::cpu::KvType,
+    backend::{class, cpu::KvType},
     config::{Activation, Linear, ModelConfig},
+    kernels::Digits,
     kv::BLOCK_TOKENS,
 };
 
@@ -59,11 +60,15 @@ pub struct Shape {
     /// Value of `ActivationKind`.
     pub activation: u32,
     pub kv: KvType,
+    /// Whether matrices, embedding and head have scales of groups.
+    pub group_scales: bool,
+    /// Digits of the activations of linears.
+    pub digits: usize,
 }
 
 impl Shape {
     /// Reads the sizes and constants from a model's configuration.
-    pub fn of(config: &ModelConfig, kv: KvType) -> Self {
+    pub fn of(config: &ModelConfig, kv: KvType, activations: Option<Digits>) -> Self {
         let inputs = Linear::ALL.map(|linear| config.linear_shape(linear).1);
         Self {
             layers: config.layer_count,
@@ -83,7 +88,14 @@ impl Shape {
                 Activation::Silu => 1,
             },
             kv,
+            group_scales: config.group_scales,
+            digits: class::digits(config, activations).count(),
         }
+    }
+
+    /// Returns whether one kernel computes and joins the outputs of the gate and up matrices.
+    pub fn joins_gate(&self) -> bool {
+        self.linear_eps.is_none() && !self.group_scales
     }
 
     /// Returns the elements of a row of queries.

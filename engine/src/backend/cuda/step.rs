@@ -87,7 +87,7 @@ impl CudaBackend {
     pub(super) fn screens(&self, ranking: &Ranking) -> bool {
         let count = ranking.count;
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
-        self.weights.head.screen.is_some()
+        self.weights.tables.head.finds()
             && !ranking.keeps
             && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
             && count <= room

@@ -3,6 +3,7 @@
 mod ahead;
 mod checks;
 mod equality;
+mod groups;
 mod launches;
 mod limits;
 mod roofline;
@@ -40,7 +41,7 @@ fn model(name: &str) -> Arc<Model> {
 }
 
 fn options(kv: KvType, head: HeadMode) -> CudaOptions {
-    CudaOptions { ordinal: 0, kv, head, blocks: KvBlocks::Exactly(BLOCKS) }
+    CudaOptions { ordinal: 0, kv, head, activations: None, blocks: KvBlocks::Exactly(BLOCKS) }
 }
 
 /// Names a real device to test, as in `cuda:0`; without it, the emulated one is tested.

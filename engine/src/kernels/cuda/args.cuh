@@ -87,6 +87,78 @@ struct NormLinearArgs {
     u32 unused;
 };
 
+// Scale of 128 inputs of a row, and the exact sums of the integers of their first and second half.
+struct InputBlock {
+    float scale;
+    i32 sums[2];
+    u32 unused;
+};
+
+// The input of linears with scales of groups: rows of floats become one or two int8 digits.
+struct GroupQuantizeArgs {
+    const u32* count;      // number of rows: a field of the Step
+    const u32* wanted;     // (rows): rows of x; null means all, in order
+    const float* x;        // (rows of x, width)
+    const float* weight;   // (width); null means no norm
+    const float* weight2;  // (width); null means no second norm
+    i8* q;                 // (rows, digits, stride), high digits first; zeros from width to stride
+    InputBlock* blocks;    // (rows, stride / 128)
+    u32 width;             // a multiple of 64
+    u32 stride;            // width rounded up to 128
+    float eps;
+    float eps2;
+    u32 digits;  // 1 or 2
+    u32 unused;
+};
+
+// A ternary matrix with a scale for each output and group of inputs, and the address of its outputs.
+struct GroupSegment {
+    const uint4* weights;  // in the ternary layout, see README.md
+    const u16* scales;     // (tiles, groups, 16) of f16
+    float* out;            // (rows, stride)
+    u32 rows;              // output features
+    u32 stride;            // floats from one row of out to the next
+    u32 groups;            // of a row
+    u32 halves;            // inputs of a group / 64: 1 or 2
+};
+
+// Arguments of group_n* and group_tile_*: up to three segments with the same input.
+struct GroupLinearArgs {
+    const u32* count;          // number of rows: a field of the Step
+    const i8* x;               // (rows, digits, 128 * k_blocks)
+    const InputBlock* blocks;  // (rows, k_blocks)
+    GroupSegment segments[3];
+    u32 segment_count;
+    u32 k_blocks;  // input features / 128, rounded up
+    u32 digits;    // 1 or 2
+    u32 mode;      // LinearMode
+};
+
+// The embedding of models with scales of groups.
+struct EmbedTernaryArgs {
+    const Step* step;
+    const u32* tokens;  // (rows): tokens, or indices with IS_CARRIED
+    const u32* carried;
+    const uint4* weights;  // (vocab, width) in the ternary layout
+    const u16* scales;     // (tiles, groups, 16) of f16
+    float* residual;       // (rows, width)
+    u32 width;
+    u32 groups;  // of a row
+};
+
+// Norms of each query head and of each key head, in place, before RoPE.
+struct NormHeadsArgs {
+    const Step* step;
+    float* queries;             // (rows, heads * head_dim)
+    float* keys;                // (rows, kv_heads * head_dim)
+    const float* query_weight;  // (head_dim)
+    const float* key_weight;    // (head_dim)
+    u32 heads;
+    u32 kv_heads;
+    u32 head_dim;
+    float eps;
+};
+
 // Outputs of the gate and up matrices; the result replaces the gate outputs.
 struct ActivateArgs {
     const Step* step;
@@ -228,17 +300,28 @@ struct Found {
     float logit;
 };
 
+// All logits of some rows, whose bounds are the logits themselves.
+struct LogitBoundsArgs {
+    const Step* step;
+    const RowRanking* rankings;  // (screened)
+    const float* logits;         // (screened, padded vocab)
+    float* lowest;               // as in ScreenArgs
+    float* highest;
+    u32 vocab;
+    u32 unused;
+};
+
 struct SelectArgs {
     const Step* step;
     const RowRanking* rankings;  // (screened)
-    const float* errors;     // as in ScreenArgs
-    const float* norms;
+    const float* errors;     // as in ScreenArgs; null where the estimates are the logits
+    const float* norms;      // not read where `errors` is null; the same for `rows`
     const DigitRow* rows;
     const float* estimates;
     const float* lowest;
     const float* highest;
     u32* found_counts;  // (screened): number of candidates; it includes those beyond the capacity
-    Found* found;       // (screened, capacity): tokens, unordered
+    Found* found;       // (screened, capacity): tokens, unordered, with their estimates
     u32 vocab;
     u32 capacity;
 };

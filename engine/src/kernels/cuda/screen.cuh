@@ -21,6 +21,11 @@ __device__ __forceinline__ Interval interval(float estimate, const DigitRow& row
     return {or_if_nan(lowest, minus_infinity()), or_if_nan(highest, -minus_infinity())};
 }
 
+// Returns the bounds of a logit that is known.
+__device__ __forceinline__ Interval exactly(float logit) {
+    return {or_if_nan(logit, minus_infinity()), or_if_nan(logit, -minus_infinity())};
+}
+
 // Returns the bounds of a value from those of its logit. The last factor exceeds the roundings of a product and two sums.
 __device__ __forceinline__ Interval value_bounds(const Interval& logit, const RowRanking& ranking, u32 token) {
     if (ranking.temperature == 0.0f) return logit;

@@ -52,20 +52,37 @@ KERNEL(1024) screen_select(const SelectArgs args) {
         float least = __fsub_rn(__fsub_rn(threshold, ranking.within), __fmul_rn(fabsf(threshold), 1e-6f));
         threshold = or_if_nan(least, minus_infinity());
     }
-    DigitRow of_row = args.rows[row];
+    bool exact = !args.errors;
+    DigitRow of_row = exact ? DigitRow{} : args.rows[row];
     Found* found = args.found + u64(row) * args.capacity;
     for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
         if (!(highest[g] >= threshold)) continue;
         for (u32 token = g * 16; token < g * 16 + 16 && token < args.vocab; token++) {
-            Interval of_logit = interval(estimates[token], of_row, args.errors[token], args.norms[token]);
+            float estimate = estimates[token];
+            Interval of_logit = exact ? exactly(estimate) : interval(estimate, of_row, args.errors[token], args.norms[token]);
             Interval bounds = value_bounds(of_logit, ranking, token);
             if (!(bounds.highest >= threshold)) continue;
             u32 at = atomicAdd(&found_count, 1u);
-            if (at < args.capacity) found[at].token = token;
+            if (at < args.capacity) found[at] = {token, estimate};
         }
     }
     __syncthreads();
     if (threadIdx.x == 0) args.found_counts[row] = found_count;
+}
+
+// The bounds of groups of 16 tokens as the screen writes them, from all logits. One thread per group of row blockIdx.y.
+KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
+    u32 row = blockIdx.y, group = blockIdx.x * blockDim.x + threadIdx.x, groups = (args.vocab + 15) / 16;
+    if (row >= args.step->screened || group >= groups) return;
+    RowRanking ranking = args.rankings[row];
+    const float* logits = args.logits + u64(row) * groups * 16;
+    float lowest = minus_infinity(), highest = minus_infinity();
+    for (u32 token = group * 16; token < group * 16 + 16 && token < args.vocab; token++) {
+        Interval bounds = value_bounds(exactly(logits[token]), ranking, token);
+        lowest = larger(bounds.lowest, lowest), highest = larger(bounds.highest, highest);
+    }
+    args.lowest[u64(row) * groups + group] = lowest;
+    args.highest[u64(row) * groups + group] = highest;
 }
 
 // One warp per row that needs a single token: the candidate with the largest value. Equal largest values and NaN are left to

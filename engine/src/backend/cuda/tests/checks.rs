@@ -34,6 +34,23 @@ fn self_test_covers_the_norms_of_linears() {
     );
 }
 
+/// A device with wrong scales of groups, in one of the last layer's matrices, does not pass.
+#[test]
+fn self_test_covers_the_scales_of_groups() {
+    let model = model("qwen3-yarn-tiny");
+    let Some(mut cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else {
+        return;
+    };
+    self_test::run(&mut cuda, &model).expect("it started");
+    let linear = *cuda.weights.layers[cuda.shape.layers - 1].linear(Linear::V);
+    let groups = linear.groups.expect("the model has scales of groups");
+    // The scale of the second output in the last group.
+    let at = groups.scales + 2 * (16 * (linear.cols / groups.size - 1) + 1) as u64;
+    cuda.device.write(at, &half::f16::from_f32(0.75).to_le_bytes()).expect("it is allocated");
+    let refused = self_test::run(&mut cuda, &model).expect_err("the scale is wrong");
+    assert!(matches!(refused, CudaLoadError::SelfTest { linear: Linear::V, rows: 1 }), "{refused}");
+}
+
 /// Kernels that store keys and read keys at once must not get a sequence twice.
 #[test]
 fn a_sequence_twice_in_a_step_is_refused() {

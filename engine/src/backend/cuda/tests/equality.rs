@@ -18,8 +18,8 @@ use crate::{
 const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
 
 pub fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
-    let CudaOptions { kv, head, .. } = options;
-    let options = CpuOptions { kv, head, ..CpuOptions::new(BLOCKS) };
+    let CudaOptions { kv, head, activations, .. } = options;
+    let options = CpuOptions { kv, head, activations, ..CpuOptions::new(BLOCKS) };
     cpu::load(Arc::clone(model), options).expect("the CPU runs it")
 }
 

@@ -7,6 +7,7 @@ use crate::{
         peaks::Timing,
         roofline::{self, StepTimes},
     },
+    config::ModelConfig,
     measure::{Phase, Workload},
 };
 
@@ -39,7 +40,7 @@ fn measured(name: &str, kv: KvType, batches: &[usize]) -> Option<Vec<StepTimes>>
 
 #[test]
 fn every_kernel_of_a_step_is_measured() {
-    for name in ["bitnet-tiny", "llama-norm-tiny"] {
+    for name in ["bitnet-tiny", "llama-norm-tiny", "qwen3-group-tiny"] {
         let Some(steps) = measured(name, KvType::F16, &[1, 3]) else { return };
         let kinds: Vec<_> = steps.iter().map(|step| (step.phase, step.rows)).collect();
         let decodes = [1, 3].map(|batch| (Phase::Decode, batch));
@@ -48,7 +49,7 @@ fn every_kernel_of_a_step_is_measured() {
             let layers = model(name).config().layer_count;
             let attention = step.kernels.iter().filter(|k| k.kernel.contains("rotate_"));
             assert_eq!(attention.map(|k| k.launches).sum::<usize>(), layers, "{name}");
-            assert!(step.kernels.iter().any(|k| k.kernel == "embed"), "{name}");
+            assert!(step.kernels.iter().any(|k| k.kernel.starts_with("embed")), "{name}");
         }
     }
 }
@@ -81,6 +82,32 @@ fn costs_match_those_computed_by_hand() {
     };
     assert_eq!(values.expect("attention of few sequences is split").cost, expected);
     let Some(steps) = measured("bitnet-tiny", KvType::Q8, &[3]) else { return };
+    check_int8_attention(&steps, seen, config);
+}
+
+/// Two digits, and a head that is such a linear: of the rows that need its logits.
+#[test]
+fn costs_with_scales_of_groups_match_those_computed_by_hand() {
+    let Some(steps) = measured("qwen3-group-tiny", KvType::F16, &[3]) else { return };
+    let model = model("qwen3-group-tiny");
+    let config = model.config();
+    let (cols, groups) = (config.hidden_size, config.hidden_size / 128);
+    let kv = 2 * config.kv_head_count * config.head_dim;
+    for features in [config.head_count * config.head_dim + kv, config.vocab_size] {
+        let of = format!("{features} × {cols}");
+        let linear = steps[0].kernels.iter().find(|k| k.of == of && k.kernel == "group_n8");
+        let expected = Cost {
+            bytes: features * (cols / 4 + groups * 2) + 3 * (2 * cols + groups * 16 + features * 4),
+            int8: 2 * 2 * 3 * features * cols,
+            f32: 0,
+        };
+        assert_eq!(linear.expect("three rows are six columns").cost, expected, "{of}");
+    }
+}
+
+fn check_int8_attention(steps: &[StepTimes], seen: usize, config: &ModelConfig) {
+    let (queries, heads) = (config.head_count * config.head_dim, config.head_count);
+    let keys = config.kv_head_count * config.head_dim;
     let values = steps[0].kernels.iter().find(|k| k.kernel.starts_with("attend_values"));
     let expected = Cost {
         bytes: seen * (keys + 4 * config.kv_head_count) + 3 * queries * 4 + seen * heads * 4,

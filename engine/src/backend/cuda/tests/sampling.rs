@@ -23,7 +23,13 @@ fn ranking(index: u64) -> Ranking {
 /// The first token by logit and noise, the only one that is downloaded, is the one that the CPU finds.
 #[test]
 fn tokens_with_the_largest_noise_equal_the_cpus() {
-    for (name, count) in [("bitnet-tiny", 70), ("llama-tiny", 9), ("bitnet-tiny", 1)] {
+    for (name, count) in [
+        ("bitnet-tiny", 70),
+        ("llama-tiny", 9),
+        ("bitnet-tiny", 1),
+        ("qwen3-group-tiny", 70),
+        ("qwen3-yarn-tiny", 1),
+    ] {
         let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
         let limits = Limits { screened: 80, ..small() };
         let Some(mut cuda) = load(&model, options, limits) else { return };
@@ -50,7 +56,13 @@ const COUNT: usize = 16;
 /// Whole answers of both backends are equal, whatever the sampling parameters.
 #[test]
 fn sampled_answers_equal_the_cpus() {
-    let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
+    for name in ["bitnet-tiny", "qwen3-group-tiny", "qwen3-yarn-tiny"] {
+        check_sampled(name);
+    }
+}
+
+fn check_sampled(name: &str) {
+    let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
     let Some(cuda) = load(&model, options, small()) else { return };
     let base = SamplingParams { max_tokens: 12, ..SamplingParams::default() };
     let params = [
@@ -91,6 +103,6 @@ fn sampled_answers_equal_the_cpus() {
     let (want, got) = (answers(on_cpu(&model, options)), answers(Box::new(cuda)));
     assert_eq!(want.len(), COUNT);
     for (index, (want, got)) in want.iter().zip(&got).enumerate() {
-        assert_eq!(want, got, "{:?}", params[index % params.len()]);
+        assert_eq!(want, got, "{name}: {:?}", params[index % params.len()]);
     }
 }

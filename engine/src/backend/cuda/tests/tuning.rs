@@ -8,7 +8,10 @@ use super::{
 use crate::{
     backend::{
         Ranking,
-        cuda::tuning::{self, Tuning},
+        cuda::{
+            step::CudaBackend,
+            tuning::{self, Tuning},
+        },
     },
     measure::{Phase, Workload},
 };
@@ -17,7 +20,13 @@ use crate::{
 fn other_tunings_give_the_same_results() {
     let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
     let options = options(KvType::F16, HeadMode::Exact);
-    let Some(mut cuda) = load(&model("bitnet-online-tiny"), options, limits) else { return };
+    for name in ["bitnet-online-tiny", "qwen3-group-tiny"] {
+        let Some(cuda) = load(&model(name), options, limits) else { return };
+        check_tunings(name, cuda);
+    }
+}
+
+fn check_tunings(name: &str, mut cuda: CudaBackend) {
     let blocks = |i: usize| (i * 2 % 88) as u32;
     let prompts: Vec<Part> = (0..36)
         .map(|i| part(&tokens(2 + i % 5, i as u32), 0, blocks(i), LogitsFor::largest(2)))
@@ -46,7 +55,7 @@ fn other_tunings_give_the_same_results() {
         },
         Tuning { few_rows: 16, large_tile_rows: 65, ..Tuning::default() },
     ] {
-        assert_eq!(results(tuning), expected, "{tuning:?}");
+        assert_eq!(results(tuning), expected, "{name}: {tuning:?}");
     }
 }
 

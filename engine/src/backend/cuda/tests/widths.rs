@@ -53,7 +53,8 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
     let most = sizes.decodes.iter().copied().max().expect("there are decodes");
     let block_count = sizes.prompts * prompt_blocks + most;
     let (kv, head) = (KvType::F16, HeadMode::Exact);
-    let options = CudaOptions { ordinal: 0, kv, head, blocks: KvBlocks::Exactly(block_count) };
+    let (activations, blocks) = (None, KvBlocks::Exactly(block_count));
+    let options = CudaOptions { ordinal: 0, kv, head, activations, blocks };
     let limits = Limits { rows: sizes.chunk.max(most), ..Limits::default() };
     let Some(mut cuda) = load(&model, options, limits) else { return };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

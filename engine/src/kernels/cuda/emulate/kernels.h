@@ -7,11 +7,16 @@
 #include "attend_split.cu"
 #include "digits.cu"
 #include "embed.cu"
+#include "embed_ternary.cu"
 #include "final_norm.cu"
+#include "group_few.cu"
+#include "group_quantize.cu"
+#include "group_tile.cu"
 #include "head.cu"
 #include "linear_few.cu"
 #include "linear_one.cu"
 #include "linear_tile.cu"
+#include "norm_heads.cu"
 #include "norm_quantize.cu"
 #include "peaks.cu"
 #include "rotate_store.cu"
@@ -33,7 +38,15 @@ template <class Args, void (*kernel)(Args)> void run(void** args) { kernel(*stat
 static const Entry ENTRIES[] = {
     ENTRY(ActivateArgs, activate),
     ENTRY(EmbedArgs, embed),
+    ENTRY(EmbedTernaryArgs, embed_ternary),
+    ENTRY(NormHeadsArgs, norm_heads),
     ENTRY(NormQuantizeArgs, norm_quantize),
+    ENTRY(GroupQuantizeArgs, group_quantize),
+    ENTRY(GroupLinearArgs, group_n8),
+    ENTRY(GroupLinearArgs, group_n16),
+    ENTRY(GroupLinearArgs, group_n32),
+    ENTRY(GroupLinearArgs, group_tile_int8),
+    ENTRY(GroupLinearArgs, group_tile_int16),
     ENTRY(LinearArgs, linear_n8),
     ENTRY(LinearArgs, linear_n16),
     ENTRY(LinearArgs, linear_n32),
@@ -74,6 +87,7 @@ static const Entry ENTRIES[] = {
     ENTRY(ScreenArgs, screen_n32),
     ENTRY(ScreenArgs, screen_n64),
     ENTRY(ScreenArgs, screen_tile),
+    ENTRY(LogitBoundsArgs, logit_bounds),
     ENTRY(SelectArgs, screen_select),
     ENTRY(DrawArgs, draw),
     ENTRY(RescoreArgs, rescore_f32),

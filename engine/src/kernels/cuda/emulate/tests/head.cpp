@@ -233,10 +233,57 @@ void screens() {
     if (decided < 300 || undecided < 30) printf("%u rows are decided, %u are not\n", decided, undecided), exit(1);
 }
 
+// The candidates of rows whose logits are all known, and their first tokens.
+void known_logits() {
+    for (u32 vocab : {33, 530, 1200}) {
+        Random random(vocab);
+        u32 rows = 41, groups = up(vocab, 16), capacity = vocab;
+        Step step{0, 0, 0, rows, 2};
+        vector<float> logits(size_t(rows) * groups * 16, NAN), lowest(rows * groups), highest(rows * groups);
+        vector<RowRanking> rankings;
+        for (u32 r = 0; r < rows; r++) {
+            rankings.push_back(some_ranking(random, groups, r));
+            for (u32 v = 0; v < vocab; v++) logits[size_t(r) * groups * 16 + v] = random.value() * 300.0f;
+            // Equal largest logits, and a row with one that is not a number.
+            if (r % 7 == 0) logits[size_t(r) * groups * 16 + 5] = logits[size_t(r) * groups * 16 + vocab - 1] = 1e5f;
+        }
+        logits[size_t(9) * groups * 16 + vocab / 2] = NAN;
+        vector<u32> found_counts(rows), carried(rows + 2, ~0u);
+        vector<Found> found(size_t(rows) * capacity, {~0u, NAN}), drawn(rows, {~0u, NAN});
+        run("logit_bounds", {up(groups, 256) + 1, rows + 1, 1}, 256, 0,
+            LogitBoundsArgs{&step, rankings.data(), logits.data(), lowest.data(), highest.data(), vocab, 0});
+        run("screen_select", {rows + 1, 1, 1}, 1024, 0,
+            SelectArgs{&step, rankings.data(), nullptr, nullptr, nullptr, logits.data(), lowest.data(), highest.data(), found_counts.data(), found.data(), vocab, capacity});
+        vector<u32> candidates = found_counts;
+        run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), carried.data(), capacity, 0});
+        for (u32 r = 0; r < rows; r++) {
+            vector<float> of_row(&logits[size_t(r) * groups * 16], &logits[size_t(r) * groups * 16 + vocab]);
+            vector<double> values;
+            for (u32 v = 0; v < vocab; v++) values.push_back(of_row[v] + (rankings[r].temperature ? rankings[r].temperature * noise(rankings[r], v) : 0.0));
+            vector<bool> is_found(vocab, false);
+            for (u32 i = 0; i < candidates[r]; i++) {
+                Found f = found[size_t(r) * capacity + i];
+                if (f.token >= vocab || is_found[f.token]) printf("token %u found twice or not there\n", f.token), exit(1);
+                is_found[f.token] = true;
+                expect_same({f.logit}, {of_row[f.token]}, "a known logit");
+            }
+            vector<double> sorted;
+            for (double value : values) sorted.push_back(std::isnan(value) ? INFINITY : value);
+            std::sort(sorted.begin(), sorted.end(), std::greater<double>());
+            double least = sorted[rankings[r].count - 1] - rankings[r].within;
+            for (u32 v = 0; v < vocab; v++)
+                if (!(values[v] < least) && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
+            check_drawn(rankings[r], values, drawn[r], of_row, found_counts[r], candidates[r], capacity);
+            if (rankings[r].single && carried[2 + r] != (found_counts[r] > capacity ? 0 : drawn[r].token)) printf("carried %u\n", carried[2 + r]), exit(1);
+        }
+    }
+}
+
 }  // namespace
 
 void test_head() {
     test("all logits", all_logits);
     test("noise", noise_values_and_bounds);
     test("screens", screens);
+    test("known logits", known_logits);
 }

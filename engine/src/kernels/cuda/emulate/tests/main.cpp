@@ -17,6 +17,7 @@ void test(const char* name, void (*run)()) {
 
 int main() {
     test_linear();
+    test_group();
     test_attention();
     test_head();
 }

@@ -4,5 +4,6 @@
 void test(const char* name, void (*run)());
 
 void test_linear();
+void test_group();
 void test_attention();
 void test_head();
