@@ -99,6 +99,42 @@ async fn full_queue_refuses_whole_chunk_and_ignores_known_jobs() {
 }
 
 #[tokio::test]
+async fn jobs_in_every_state_before_the_end_are_unfinished() {
+    let redis = Redis::start().unwrap();
+    let (_, store) = connect(&redis);
+    let mut jobs: Vec<Job> = (0..5).map(|_| job()).collect();
+    jobs[4].run_at = Some(Timestamp(1 << 50));
+    store.accept(&jobs).await.unwrap();
+    let claims = store.claim(&ids(&jobs[..3]), by("w")).await.unwrap();
+    let ends = [
+        finished(claims[0].claim_ref(), answer("x")),
+        finished(claims[1].claim_ref(), error(ErrorKind::Engine)),
+    ];
+    store.finish(&ends).await.unwrap();
+    let progress = store.progress(None).await.unwrap();
+    let (scheduled, running) = (progress.scheduled, progress.running);
+    let (queued, retrying) = (progress.queued, progress.retrying);
+    assert_eq!([scheduled, queued, running, retrying], [1; 4]);
+    assert_eq!(store.unfinished(&queue()).await.unwrap(), 4);
+}
+
+#[tokio::test]
+async fn time_is_that_of_redis() {
+    let redis = Redis::start().unwrap();
+    let (_, store) = connect(&redis);
+    let time = || async {
+        let (seconds, micros): (i64, i64) = command(&redis, &["TIME"]).await;
+        Timestamp(seconds * 1000 + micros / 1000)
+    };
+    for _ in 0..5 {
+        let before = time().await;
+        let now = store.now().await.unwrap();
+        assert!(before <= now && now <= time().await, "{now:?}");
+        tokio::time::sleep(Duration::from_millis(70)).await;
+    }
+}
+
+#[tokio::test]
 async fn scheduled_job_is_enqueued_when_due_and_past_one_at_once() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);

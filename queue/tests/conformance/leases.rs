@@ -49,6 +49,19 @@ pub async fn late_renewal_takes_the_job_back(fixture: impl Fixture) {
     assert_eq!(store.finish(&[finished(held, answer("x"))]).await.unwrap().len(), 1);
 }
 
+pub async fn claims_of_any_age_are_renewed_together(fixture: impl Fixture) {
+    let store = fixture.open().await;
+    let jobs = [job(), job(), job()];
+    store.submit(&jobs).await.unwrap();
+    let old = claim_one(&store, jobs[0].id, "a").await;
+    fixture.advance(LEASE / 2);
+    let new = claim_one(&store, jobs[1].id, "a").await;
+    let lost = ClaimRef { epoch: 7, ..claim_one(&store, jobs[2].id, "a").await };
+    assert_eq!(store.renew(&[old, new, lost], LEASE).await.unwrap(), [lost]);
+    let results = [finished(old, answer("x")), finished(new, answer("x"))];
+    assert_eq!(store.finish(&results).await.unwrap().len(), 2);
+}
+
 pub async fn leases_are_extended_after_an_outage(fixture: impl Fixture) {
     let store = fixture.open().await;
     let job = job();

@@ -114,6 +114,7 @@ macro_rules! store_conformance {
             lost_lease_requeues_the_job_and_costs_no_attempt
             late_result_counts_until_the_job_is_claimed_again
             late_renewal_takes_the_job_back
+            claims_of_any_age_are_renewed_together
             leases_are_extended_after_an_outage
             job_that_lost_two_workers_runs_alone
             suspects_run_alone_at_once

@@ -189,11 +189,13 @@ pub async fn scheduled_job_waits_and_overdue_job_expires(fixture: impl Fixture) 
     let probe = job();
     store.submit(std::slice::from_ref(&probe)).await.unwrap();
     let now = tritmill_queue::Timestamp(1_700_000_000_000);
-    let (mut later, mut brief) = (job(), job());
+    let (mut later, mut brief, mut due) = (job(), job(), job());
     later.run_at = Some(now.after(Duration::from_secs(10)));
     brief.expires_at = Some(now.after(Duration::from_secs(10)));
-    store.submit(&[later.clone(), brief.clone()]).await.unwrap();
+    due.run_at = Some(now);
+    store.submit(&[later.clone(), brief.clone(), due.clone()]).await.unwrap();
     assert!(store.claim(&[later.id], by("a")).await.unwrap().is_empty());
+    assert_eq!(store.claim(&[due.id], by("a")).await.unwrap().len(), 1);
     assert_eq!(state(&store, later.id).await, JobState::Scheduled);
     fixture.advance(Duration::from_secs(10));
     assert!(store.claim(&[brief.id], by("a")).await.unwrap().is_empty());

@@ -93,7 +93,14 @@ async fn passwords_authenticate_and_are_never_printed() {
         let wrong = format!("{scheme}://:s3cr-wrong@{host}");
         let error = RedisDispatcher::new(&wrong, MANY).unwrap().ping().await.unwrap_err();
         assert!(!format!("{error} {error:?}").contains("s3cr"), "{error:?}");
+        assert!(!error.to_string().contains("has no password"), "{error:?}");
     }
+    let none = RedisDispatcher::new(&format!("redis://{host}"), MANY).unwrap();
+    let error = none.ping().await.unwrap_err();
+    assert!(error.to_string().contains("has no password"), "{error:?}");
+    // Refused before Redis reads the command.
+    let error = none.enqueue(&entries(100)).await.unwrap_err();
+    assert!(error.to_string().contains("has no password"), "{error:?}");
 }
 
 #[tokio::test]

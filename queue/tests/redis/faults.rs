@@ -1,7 +1,7 @@
 //! Faults around a Redis dispatcher, on a real Redis.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -261,6 +261,37 @@ async fn dropped_pull_keeps_no_entries() {
 }
 
 #[tokio::test]
+async fn entries_found_after_a_pull_was_dropped_are_handed_back() {
+    let redis = Redis::start().unwrap();
+    let one = shared(&redis);
+    one.enqueue(&entries(2)).await.unwrap();
+    // The answer comes when the caller has gone.
+    let _: String = command(&redis, &["CLIENT", "PAUSE", "300"]).await;
+    let waiting = tokio::spawn({
+        let one = Arc::clone(&one);
+        async move { pull(&one, "gone", 4).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    abort(waiting).await;
+    let (mut taken, started) = (0, Instant::now());
+    while taken < 2 && started.elapsed() < Duration::from_secs(5) {
+        taken += pull_for(&one, "other", 4, Duration::from_millis(100)).await.len();
+    }
+    assert_eq!(taken, 2);
+}
+
+#[tokio::test]
+async fn pull_over_a_broken_connection_is_repeated_over_a_new_one() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    dispatcher.enqueue(&entries(2)).await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(pull(&dispatcher, "a", 1).await.len(), 1);
+        let _: i64 = command(&redis, &["CLIENT", "KILL", "TYPE", "normal"]).await;
+    }
+}
+
+#[tokio::test]
 async fn entries_of_lost_answer_are_recovered() {
     let redis = Redis::start().unwrap();
     let dispatcher = shared(&redis);
@@ -310,6 +341,7 @@ async fn only_consumers_without_entries_are_removed() {
     dispatcher.acknowledge("done", &done).await.unwrap();
     tokio::time::sleep(IDLE).await;
     assert_eq!(dispatcher.remove_idle_consumers(&queue(), IDLE).await.unwrap(), 1);
+    assert_eq!(dispatcher.remove_idle_consumers(&queue(), IDLE).await.unwrap(), 0);
     assert_eq!(pending(&redis).await, 1);
     // A consumer that was removed is created again.
     assert_eq!(pull(&dispatcher, "done", 1).await.len(), 1);
@@ -331,13 +363,18 @@ async fn full_memory_refuses_new_entries_and_frees_old_ones() {
 async fn recovery_returns_at_most_max_entries() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
-    let fed = entries(4);
+    let fed = entries(5);
     dispatcher.enqueue(&fed).await.unwrap();
+    assert_eq!(ids(&pull(&dispatcher, "b", 1).await), [fed[0].id]);
+    // As if the answer to a look had been lost.
+    let group = ["XREADGROUP", "GROUP", "workers", "a", "COUNT", "3", "STREAMS", STREAM, ">"];
+    let _: redis::Value = command(&redis, &group).await;
     redis.signal(Signal::Stop).unwrap();
     let queue = queue();
     let wish = Pull { queue: &queue, consumer: "a", max: 3, wait: Duration::ZERO, only: None };
     assert!(dispatcher.pull(wish).await.is_err());
     redis.signal(Signal::Continue).unwrap();
-    assert_eq!(ids(&pull(&dispatcher, "a", 1).await), [fed[0].id]);
-    assert_eq!(ids(&pull(&dispatcher, "b", 10).await), ids_of(&fed[1..]), "others get the rest");
+    assert_eq!(ids(&pull(&dispatcher, "a", 1).await), [fed[1].id]);
+    let rest: HashSet<JobId> = ids(&pull(&dispatcher, "b", 10).await).into_iter().collect();
+    assert_eq!(rest, ids_of(&fed[2..]).into_iter().collect(), "others get the rest");
 }

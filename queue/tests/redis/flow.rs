@@ -287,3 +287,35 @@ async fn forgotten_queue_leaves_no_keys_and_can_be_reused() {
     assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&again));
     assert_eq!(dispatcher.stats().group_recreations, 0, "nothing was lost");
 }
+
+#[tokio::test]
+async fn several_chunks_are_counted_and_limited_as_a_whole() {
+    let redis = Redis::start().unwrap();
+    let limit = BacklogLimit { tokens: 2000, ..MANY };
+    let dispatcher = RedisDispatcher::new(&redis.url(), limit).unwrap();
+    let mut fed = entries(1000);
+    // Too many tokens only with the last one.
+    fed[999].cost = 1002;
+    let refused = dispatcher.enqueue(&fed).await;
+    assert!(matches!(refused, Err(DispatchError::Busy { limit: Limit::Tokens(2000), .. })));
+    assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 0);
+    fed[999].cost = 1001;
+    assert_eq!(dispatcher.enqueue(&fed).await.unwrap(), 1000);
+}
+
+#[tokio::test]
+async fn any_number_of_due_entries_is_promoted() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let fed = entries(1100).into_iter();
+    let delayed: Vec<Delayed> = fed.map(|entry| Delayed { entry, due: in_ms(-1000) }).collect();
+    dispatcher.delay(&delayed).await.unwrap();
+    assert_eq!(dispatcher.promote(&queue()).await.unwrap(), 1100);
+}
+
+#[tokio::test]
+async fn used_memory_is_that_of_redis() {
+    let redis = Redis::start().unwrap();
+    let used = dispatcher(&redis).used_memory_bytes().await.unwrap();
+    assert!((1 << 16..1 << 30).contains(&used), "{used}");
+}

@@ -33,6 +33,7 @@ fn in_shard(shard_key: u16) -> Entry {
 async fn every_entry_of_every_shard_is_delivered_once() {
     let redis = Redis::start().unwrap();
     let dispatcher = sharded(&redis);
+    assert_eq!(dispatcher.shards(), SHARDS);
     let mut fed = entries(1000);
     for (entry, shard_key) in fed.iter_mut().zip((0..).step_by(7)) {
         entry.shard_key = shard_key;

@@ -106,6 +106,11 @@ mod tests {
         assert_eq!(blocks.get(&hash(1)), None);
         blocks.insert(hash(4), &[4; 31], false);
         assert_eq!(kept(&blocks), [0, 2, 3], "it is larger than the limit");
+        blocks.insert(hash(4), &[4; 31], true);
+        assert_eq!(kept(&blocks), [0, 2, 3], "also if it is expected");
+        blocks.insert(hash(3), &[5; 10], true);
+        assert_eq!((kept(&blocks), blocks.bytes()), (vec![0, 2, 3], 30), "it was there");
+        assert_eq!(blocks.get(&hash(3)), Some(vec![3; 10]));
     }
 
     #[test]

@@ -175,6 +175,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::{QueueName, Tenant};
 
     #[test]
     fn tokens_without_a_priority_are_shared_out() {
@@ -200,5 +201,62 @@ mod tests {
         assert_eq!(before(0, 1), 50, "one entry of each");
         assert_eq!(before(80, 20), 500);
         assert_eq!(before(960, 20), 1000);
+    }
+
+    #[test]
+    fn a_wait_is_as_long_as_the_excess_takes_to_drain() {
+        let wait = |rate, tokens| Usage { rate, ..Usage::default() }.wait_for(tokens);
+        assert_eq!(wait(2.0, 6000.0), Duration::from_secs(3));
+        assert_eq!((wait(2.0, 1.0), wait(1e-9, 6000.0)), (RETRY_MIN, RETRY_MAX));
+        assert_eq!(wait(0.0, 6000.0), RETRY_DEFAULT, "unknown");
+    }
+
+    #[test]
+    fn demands_wait_for_what_exceeds_each_limit() {
+        let usage =
+            Usage { entries: 90, tokens: 7000, rate: 1.0, tenants: vec![500], ..Usage::default() };
+        let queue = QueueName { model: "m".into(), format: "f".into() };
+        let excess = |entries, tokens, [entries_max, tokens_max, quota]: [u64; 3]| {
+            let (queue, by_tenant) = (queue.clone(), [(Tenant::default(), tokens)].into());
+            let demand = Demand { queue, entries, tokens: by_tenant, percent: 100 };
+            let asking = [Asking { demand: tokens, quota: Some(quota) }];
+            usage.excess(&demand, entries_max as usize, tokens_max, &asking)
+        };
+        const MANY: u64 = 1 << 40;
+        let after = |seconds| Duration::from_secs(seconds);
+        assert_eq!(excess(40, 4000, [130, 11_000, 4500]), None, "all are filled");
+        // Three quarters of its entries.
+        let entries = excess(40, 4000, [100, MANY, MANY]);
+        assert_eq!(entries, Some((Limit::Entries(100), after(3))));
+        assert_eq!(excess(40, 4000, [80, MANY, MANY]), Some((Limit::Entries(80), after(4))));
+        let tokens = excess(40, 4000, [MANY, 9000, MANY]);
+        assert_eq!(tokens, Some((Limit::Tokens(9000), after(2))));
+        let tenant = excess(1, 4000, [MANY, MANY, 2500]);
+        assert_eq!(tenant, Some((Limit::Tenant(2500), after(2))));
+        let first = Usage { tenants: vec![0], ..usage };
+        let demand = Demand {
+            queue: queue.clone(),
+            entries: 1,
+            tokens: [(Tenant::default(), 4000)].into(),
+            percent: 100,
+        };
+        let asking = [Asking { demand: 4000, quota: Some(2500) }];
+        assert_eq!(first.excess(&demand, 100, MANY, &asking), None, "its only entry");
+    }
+
+    #[test]
+    fn counts_of_shards_are_added() {
+        let counts = |first: i64, rate| {
+            let mut counts: Vec<Value> = (first..first + 19).map(Value::Int).collect();
+            counts[2] = Value::Double(rate);
+            counts
+        };
+        let mut usage = Usage { tenants: vec![0; 2], ..Usage::default() };
+        usage.add(&counts(100, 1.5), &[]).expect("a shard");
+        usage.add(&counts(200, 2.0), &[]).expect("a shard");
+        // Those of the queue and missing ones.
+        assert_eq!((usage.entries, usage.tokens), (100 + 103 + 200 + 203, 101 + 104 + 201 + 204));
+        assert_eq!((usage.rate, &usage.tenants[..]), (3.5, &[117 + 217, 118 + 218][..]));
+        assert!(usage.add(&counts(0, 1.0)[..18], &[]).is_none());
     }
 }

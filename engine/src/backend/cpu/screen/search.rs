@@ -143,4 +143,14 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn all_of_fewer_tokens_than_asked_for_are_found() {
+        for count in 3..6 {
+            let mut search = Search::default();
+            search.reset(&Ranking::largest(count));
+            search.add([(7, 1.0, 0.5), (2, 3.0, 0.0), (5, -1.0, 0.0)].into_iter());
+            assert!(search.finish().eq([2, 5, 7]), "{count}");
+        }
+    }
 }

@@ -4,6 +4,7 @@ use super::{super::HeadMode, *};
 use crate::{
     backend::{Above, Logits, Noise, Rest, ScaledNoise, logits},
     files::{Dense, DenseType},
+    kernels::screen::six,
 };
 
 const VOCAB: usize = 700;
@@ -15,7 +16,8 @@ fn wave(i: usize) -> f32 {
 
 fn head(weights: &[f32], mode: HeadMode) -> Head {
     let bytes = bytemuck::cast_slice(weights);
-    Head::of(Dense { dtype: DenseType::F32, rows: VOCAB, cols: WIDTH, bytes }, mode, || {})
+    let rows = weights.len() / WIDTH;
+    Head::of(Dense { dtype: DenseType::F32, rows, cols: WIDTH, bytes }, mode, || {})
 }
 
 /// Returns the logits of the whole head, and the logits that the screen computes for a ranking of each row.
@@ -38,18 +40,18 @@ fn found(
     rankings: &[Ranking],
     above: Option<Above>,
 ) -> (Vec<f32>, Vec<Vec<TokenLogit>>, Vec<Option<(Rest, Vec<TokenLogit>)>>) {
-    let n = xs.len() / WIDTH;
+    let (n, vocab) = (xs.len() / WIDTH, weights.len() / WIDTH);
     let kernels = FloatKernels::of(isa).expect("the ISA is available");
     let (head, mut scratch) = (head(weights, HeadMode::Exact), Vec::new());
-    let mut whole = vec![0.0; n * VOCAB];
-    for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(VOCAB)) {
-        head.logits(kernels, 0, VOCAB, x, &mut scratch, logits);
+    let mut whole = vec![0.0; n * vocab];
+    for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(vocab)) {
+        head.logits(kernels, 0, vocab, x, &mut scratch, logits);
     }
     let input = ScreenInput { head: &head, kernels, isa, xs, rankings };
     let screen = head.screen().expect("the vocabulary is large enough");
     let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
     let mut logits = Logits::default();
-    logits.clear(VOCAB);
+    logits.clear(vocab);
     logits.lay_out(rankings.iter().map(|_| false));
     let kept = logits.keep(rankings.iter().map(|ranking| ranking.keeps));
     screen.largest(&input, kept, &mut pool, &mut state);
@@ -138,6 +140,9 @@ fn all_of_equal_logits_are_found() {
         // Every logit occurs fourteen times.
         assert!(check(isa, &weights, &xs, 1) >= 5 * 14);
         check(isa, &weights, &xs, 20);
+        for n in [1, 3] {
+            assert_eq!(check(isa, &weights, &vec![0.0; n * WIDTH], 1), n * VOCAB, "{isa}");
+        }
     }
 }
 
@@ -207,22 +212,30 @@ fn tokens_within_a_distance_of_the_largest_are_found() {
 
 #[test]
 fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
-    let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
-    for (isa, n) in isas().flat_map(|isa| [(isa, 1), (isa, 4)]) {
+    // The latter is more than one task.
+    for (isa, n, vocab) in
+        isas().flat_map(|isa| [(isa, 1, VOCAB), (isa, 4, VOCAB), (isa, 1, 4000), (isa, 4, 4000)])
+    {
+        let weights: Vec<f32> = (0..vocab * WIDTH).map(wave).collect();
         let xs: Vec<f32> = (0..n * WIDTH).map(|i| wave(i + 3)).collect();
         // Rows that keep their estimates stand among others.
         let keeps = |row| n == 1 || row % 4 != 1;
         let ranking = |row| Ranking { keeps: keeps(row), ..Ranking::largest(2) };
         let rankings: Vec<Ranking> = (0..n).map(ranking).collect();
-        for (temperature, logit, close) in
-            [(1.0, 9.0, 0.0), (1.0, 9.0, 2.0), (0.2, 12.0, 0.5), (5.0, 8.0, 9.0), (1e-3, 7.9, 0.1)]
-        {
+        for (temperature, logit, close) in [
+            (1.0, 9.0, 0.0),
+            (1.0, 9.0, 2.0),
+            (1.0, 30.0, 5.0),
+            (0.2, 12.0, 0.5),
+            (5.0, 8.0, 9.0),
+            (1e-3, 7.9, 0.1),
+        ] {
             let above = Above { logit, close, temperature };
             let (whole, _, further) = found(isa, &weights, &xs, &rankings, Some(above));
-            for (row, (whole, further)) in whole.chunks_exact(VOCAB).zip(further).enumerate() {
+            for (row, (whole, further)) in whole.chunks_exact(vocab).zip(further).enumerate() {
                 assert_eq!(further.is_some(), keeps(row), "row {row}");
                 let Some((rest, list)) = further else { continue };
-                let mut screened = vec![f32::NEG_INFINITY; VOCAB];
+                let mut screened = vec![f32::NEG_INFINITY; vocab];
                 for token in &list {
                     screened[token.id as usize] = token.logit;
                     assert_eq!(token.logit.to_bits(), whole[token.id as usize].to_bits());
@@ -237,12 +250,34 @@ fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
                     })
                     .sum();
                 assert!(exact <= rest.weight, "{isa}, {n} rows: {exact} > {}", rest.weight);
-                let is_close = rest.weight <= 60.0 * exact + 1e-30;
+                let is_close = rest.weight <= 4.0 * exact + 1e-30;
                 assert!(temperature < 1.0 || is_close, "{isa}: {}, {exact}", rest.weight);
             }
         }
-        let most = Above { logit: -1e9, close: 0.0, temperature: 1.0 };
-        let (_, _, further) = found(isa, &weights, &xs, &rankings, Some(most));
-        assert!(further.iter().all(Option::is_none), "all logits are faster than so many");
+        for logit in [-1e9, 0.0] {
+            let most = Above { logit, close: 0.0, temperature: 1.0 };
+            let (_, _, further) = found(isa, &weights, &xs, &rankings, Some(most));
+            assert!(further.iter().all(Option::is_none), "all logits are faster than so many");
+        }
     }
+}
+
+#[test]
+fn a_step_reads_one_copy_and_its_stats() {
+    let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
+    let head = head(&weights, HeadMode::Exact);
+    let screen = head.screen().expect("the vocabulary is large enough");
+    for isa in isas() {
+        let row = if screen::has_six(isa) { six::size(screen::STRIDE) } else { screen::STRIDE };
+        // Scale, sum, error and norm.
+        assert_eq!(screen.step_bytes(isa), VOCAB * (row + 4 * 4), "{isa}");
+    }
+}
+
+#[test]
+fn small_vocabularies_and_wide_rows_are_not_screened() {
+    let can = |rows, cols| can_screen(Dense { dtype: DenseType::F32, rows, cols, bytes: &[] });
+    assert!(can(512, screen::LEN_MAX));
+    assert!(!can(511, screen::LEN_MAX), "the whole head is fast enough");
+    assert!(!can(512, screen::LEN_MAX + 1), "sums could overflow");
 }

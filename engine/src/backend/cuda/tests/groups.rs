@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::{Backend as _, Noise, Ranking, ScaledNoise},
-    config::Linear,
+    config::{Linear, Multipliers},
     files::{self, Model, gguf},
     kernels::Digits,
 };
@@ -69,8 +69,18 @@ fn answers_with_scales_of_groups_equal_the_cpus() {
 /// Linears with scales of groups, embedding and head without.
 #[test]
 fn scales_of_groups_beside_dense_tables_equal_the_cpus() {
+    let folder = tempfile::tempdir().expect("a folder for a model");
+    let path = folder.path().join("trilm.gguf");
+    let mut config = files::shape("bitcpm-8b").expect("a known shape");
+    config.architecture = "llama".to_owned();
+    config.multipliers = Multipliers::NONE;
+    (config.hidden_size, config.layer_count, config.intermediate_size) = (256, 2, 384);
+    (config.head_count, config.kv_head_count, config.head_dim) = (4, 2, 64);
+    (config.vocab_size, config.context_length) = (1000, 128);
+    files::synth(&config, &path, 5).expect("the folder is writable");
+    let model = Arc::new(Model::open(&path).expect("the model opens"));
+    assert!(model.config().group_scales && !model.config().ternary_tables);
     for digits in Digits::ALL {
-        let model = model("group-linears/llama-tq2_0.gguf");
         check_answers(&format!("dense tables, {digits}"), &model, with_digits(digits, KvType::F16));
     }
 }

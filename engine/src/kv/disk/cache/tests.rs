@@ -96,3 +96,114 @@ fn blocks_of_other_workers_are_checked_and_kept() {
     assert_eq!(read(&tiers, 1), Some(vec![1; 100]), "from the folder");
     assert_eq!((tiers.stats().host_hits, tiers.stats().remote_hits), (1, 1));
 }
+
+/// Returns the answer to a fetch of these blocks.
+fn fetched(tiers: &BlockTiers, numbers: &[u32]) -> Fetched {
+    let (answer, answers) = mpsc::channel();
+    let hashes = numbers.iter().map(|number| hash(*number)).collect();
+    assert!(tiers.fetch(Fetch { hashes, depth: 0, answer }));
+    answers.recv_timeout(Duration::from_secs(5)).expect("an answer")
+}
+
+#[test]
+fn answers_name_the_first_block_that_was_not_read() {
+    let options = TierOptions { host_bytes: 200, ..TierOptions::default() };
+    let tiers = BlockTiers::open_with(options, 1).expect("a thread");
+    let block = |number: u32| (hash(number), vec![number as u8; 100]);
+    for number in 0..2 {
+        tiers.store(hash(number), 0, block(number).1);
+    }
+    assert_eq!(fetched(&tiers, &[0, 1]).take(), (vec![block(0), block(1)], None));
+    assert_eq!(fetched(&tiers, &[0, 7, 1]).take(), (vec![block(0)], Some(hash(7))));
+    let untaken = fetched(&tiers, &[0]);
+    assert_eq!(fetched(&tiers, &[1, 0]).take(), (vec![], Some(hash(1))), "no room for a second");
+    drop(untaken);
+    assert_eq!(fetched(&tiers, &[1]).take(), (vec![block(1)], None));
+}
+
+#[test]
+fn expected_blocks_are_evicted_last() {
+    let options = TierOptions { host_bytes: 200, ..TierOptions::default() };
+    let tiers = BlockTiers::open(options).expect("a thread");
+    tiers.expect(vec![hash(0)], 1);
+    tiers.expect(vec![hash(0), hash(1)], 1);
+    tiers.expect(vec![hash(0), hash(1)], -1);
+    for number in 0..3 {
+        tiers.store(hash(number), 0, vec![number as u8; 100]);
+    }
+    assert_eq!([0, 1, 2].map(|number| read(&tiers, number).is_some()), [true, false, true]);
+    tiers.expect(vec![hash(0)], -1);
+    tiers.store(hash(3), 0, vec![3; 100]);
+    assert_eq!([0, 2, 3].map(|number| read(&tiers, number).is_some()), [false, true, true]);
+}
+
+#[test]
+fn few_blocks_wait_to_be_written() {
+    let options = TierOptions { host_bytes: 100, ..TierOptions::default() };
+    let tiers = BlockTiers::open_with(options, 1).expect("a thread");
+    tiers.store(hash(0), 0, vec![0; 100]);
+    // The thread waits until the first answer is taken.
+    let untaken = fetched(&tiers, &[0]);
+    let (answer, answers) = mpsc::channel();
+    assert!(tiers.fetch(Fetch { hashes: vec![hash(0)], depth: 0, answer }));
+    for number in 1..=WRITES_MAX as u32 {
+        assert!(tiers.has_room(), "{number}");
+        tiers.store(hash(number), 0, vec![1; 200]);
+    }
+    assert!(!tiers.has_room());
+    drop(untaken);
+    answers.recv_timeout(Duration::from_secs(5)).expect("an answer").take();
+    fetched(&tiers, &[0]);
+    assert!(tiers.has_room());
+}
+
+#[test]
+fn damaged_files_after_a_damaged_one_are_deleted_with_it() {
+    let place = tempfile::tempdir().expect("a folder");
+    let limits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
+    let mut folder = BlockFolder::open(place.path(), limits).expect("it is empty");
+    for number in 0..5 {
+        folder.store(&hash(number), 0, &[7; 100], |_| false).expect("it is written");
+    }
+    for number in [1, 3] {
+        let digits = hash(number).to_string();
+        let path = place.path().join(&digits[..2]).join(format!("{}.kv", &digits[2..]));
+        std::fs::write(path, b"x").expect("it can be written");
+    }
+    let tiers = BlockTiers::open(TierOptions::folder(place.path(), limits)).expect("its files");
+    assert_eq!(fetched(&tiers, &[9, 3]).take(), (vec![], Some(hash(9))));
+    assert_eq!((tiers.stats().damaged, tiers.stats().usage.blocks), (0, 5), "only a miss");
+    assert_eq!(fetched(&tiers, &[0, 1, 2, 3, 4]).take().1, Some(hash(1)));
+    assert_eq!(read(&tiers, 4), Some(vec![7; 100]));
+    assert_eq!((tiers.stats().damaged, tiers.stats().usage.blocks), (2, 3));
+}
+
+#[test]
+fn writes_pause_after_one_that_failed() {
+    let place = tempfile::tempdir().expect("a folder");
+    let limits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
+    let tiers = BlockTiers::open(TierOptions::folder(place.path(), limits)).expect("it is empty");
+    // A file in the place of its subfolder.
+    std::fs::write(place.path().join(&hash(1).to_string()[..2]), b"x").expect("it can be written");
+    for number in 1..3 {
+        tiers.store(hash(number), 0, vec![1; 100]);
+    }
+    assert_eq!(read(&tiers, 2), None);
+    let stats = tiers.stats();
+    assert_eq!((stats.failed, stats.refused, stats.written), (1, 1, 0));
+}
+
+#[test]
+fn folder_is_not_listed_at_every_request() {
+    let place = tempfile::tempdir().expect("a folder");
+    let limits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
+    let tiers = BlockTiers::open(TierOptions::folder(place.path(), limits)).expect("it is empty");
+    let mut other = BlockFolder::open(place.path(), limits).expect("another process");
+    other.store(&hash(1), 0, &[1; 100], |_| false).expect("it is written");
+    for _ in 0..2 {
+        assert_eq!(read(&tiers, 2), None);
+    }
+    assert_eq!(tiers.stats().usage.blocks, 0, "not known yet");
+    assert_eq!(read(&tiers, 1), Some(vec![1; 100]));
+    assert_eq!(tiers.stats().usage.blocks, 1);
+}

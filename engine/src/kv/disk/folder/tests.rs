@@ -70,12 +70,50 @@ fn longest_unused_blocks_are_evicted_unless_they_are_wanted() {
 }
 
 #[test]
+fn files_of_other_processes_are_not_written_again() {
+    let place = tempfile::tempdir().expect("a folder");
+    let mut one = BlockFolder::open(place.path(), ROOMY).expect("it is empty");
+    let mut other = BlockFolder::open(place.path(), ROOMY).expect("two processes");
+    assert!(store(&mut one, 1) && store(&mut other, 1));
+    assert_eq!(other.usage(), FolderUse::default(), "not known yet");
+    other.scan().expect("it can be read");
+    assert_eq!(other.usage(), FolderUse { blocks: 1, bytes: FILE });
+}
+
+#[test]
+fn files_are_read_by_the_digits_of_their_hash() {
+    let place = tempfile::tempdir().expect("a folder");
+    let mut folder = BlockFolder::open(place.path(), ROOMY).expect("it is empty");
+    store(&mut folder, 1);
+    let read = |digits: &str| read_file(place.path(), digits);
+    let digits = hash(1).to_string();
+    let file = [&file::head(&hash(1), &content(1))[..], &content(1)].concat();
+    assert_eq!(read(&digits).expect("it can be read"), Some(file));
+    assert_eq!(read(&digits[1..]).expect("no error"), None, "no hash");
+    assert_eq!(read(&hash(2).to_string()).expect("no error"), None);
+    fs::create_dir_all(folder.path_of(&hash(3))).expect("it can be created");
+    read(&hash(3).to_string()).expect_err("a folder in its place");
+}
+
+#[test]
+fn block_as_large_as_the_limit_takes_the_place_of_all_others() {
+    let place = tempfile::tempdir().expect("a folder");
+    let limits = FolderLimits { bytes_max: 2 * FILE, free_min: 0 };
+    let mut folder = BlockFolder::open(place.path(), limits).expect("it is empty");
+    assert!(store(&mut folder, 0) && store(&mut folder, 1));
+    let large = vec![1; 2 * FILE as usize - file::HEAD_BYTES];
+    assert!(folder.store(&hash(2), 0, &large, |_| false).expect("it can be written"));
+    assert_eq!(folder.usage(), FolderUse { blocks: 1, bytes: 2 * FILE });
+}
+
+#[test]
 fn end_of_a_chain_is_evicted_before_its_begin() {
     let place = tempfile::tempdir().expect("a folder");
     let limits = FolderLimits { bytes_max: 4 * FILE, free_min: 0 };
     let mut folder = BlockFolder::open(place.path(), limits).expect("it is empty");
-    for depth in 0..4 {
-        let number = depth as u32;
+    for number in 0..4 {
+        // So deep that the order of the writes does not matter, however slow they are.
+        let depth = 1000 * number as usize;
         folder.store(&hash(number), depth, &content(number), |_| false).expect("it is written");
     }
     folder.prune(2 * FILE);
@@ -92,6 +130,11 @@ fn free_space_is_left() {
     let mut folder = BlockFolder::open(place.path(), limits).expect("it is empty");
     assert!(!store(&mut folder, 1));
     assert_eq!(folder.usage().blocks, 0);
+    let mut before = BlockFolder::open(place.path(), ROOMY).expect("without a minimum");
+    assert!(store(&mut before, 2) && store(&mut before, 3));
+    let mut folder = BlockFolder::open(place.path(), limits).expect("again");
+    assert!(!store(&mut folder, 1), "all of it is not enough");
+    assert_eq!(folder.usage().blocks, 2, "nothing was evicted for it");
 }
 
 #[test]
