@@ -65,6 +65,26 @@ async fn every_entry_of_every_shard_is_delivered_once() {
 }
 
 #[tokio::test]
+async fn entries_beside_a_shard_that_fails_are_delivered() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = sharded(&redis);
+    dispatcher.enqueue(&one_in_each()).await.unwrap();
+    // A key of another type: every script on this shard fails.
+    let _: String = command(&redis, &["SET", "tm:{tiny:i2_s:3}:meta", "x"]).await;
+    let (queue, mut failures, mut taken) = (queue(), 0, BTreeSet::new());
+    for _ in 0..2 * SHARDS {
+        let wait = Duration::ZERO;
+        let pull = Pull { queue: &queue, consumer: "a", max: 64, wait, only: None };
+        match dispatcher.pull(pull).await {
+            Ok(deliveries) => taken.extend(ids(&deliveries)),
+            Err(_) => failures += 1,
+        }
+    }
+    assert_eq!(taken.len(), usize::from(SHARDS) - 1);
+    assert!(failures > 0, "a look that finds nothing else says so");
+}
+
+#[tokio::test]
 async fn home_shards_take_turns_and_the_others_are_served_when_they_are_empty() {
     let redis = Redis::start().unwrap();
     let dispatcher = sharded(&redis);
