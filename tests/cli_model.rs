@@ -125,6 +125,21 @@ fn inspect_shows_shape_tensors_and_fingerprint() {
 }
 
 #[test]
+fn inspect_shows_factors_and_biases() {
+    let text = |file: &str| {
+        let path = golden(&format!("group-linears/{file}.gguf"));
+        run(&["model", "inspect", "--model", &path]).stdout
+    };
+    let (minicpm, llama) = (text("minicpm-tq2_0"), text("llama-tq2_0"));
+    assert!(minicpm.contains("embedding × 12, blocks × 0.98"), "{minicpm}");
+    assert!(minicpm.contains("logits ÷ 4") && !minicpm.contains("biases"), "{minicpm}");
+    assert!(llama.contains("q, k, v, o, gate, up, down") && !llama.contains("factors"), "{llama}");
+    // Two layers of 256 + 2 × 128 + 256 + 2 × 512 + 256 biases, five norms of 256, two tables.
+    let dense = 2 * 2048 + 5 * 256 + 2 * 512 * 256;
+    assert!(llama.contains(&format!("{dense} dense")), "{llama}");
+}
+
+#[test]
 fn converted_models_keep_their_fingerprint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 use tritmill_engine::{
+    config::Multipliers,
     files::{self, Inspection},
     load::{self, EngineOptions},
 };
@@ -76,6 +77,17 @@ fn print(model: &Inspection, run: &Run) -> anyhow::Result<()> {
     let head = if config.tied_head { "tied to the embedding" } else { "separate" };
     field("vocabulary", format!("{}, head: {head}", config.vocab_size))?;
     field("context", format!("{} tokens", config.context_length))?;
+    if !config.multipliers.is_none() {
+        let Multipliers { embedding, residual, logit_divisor } = config.multipliers;
+        let factors =
+            format!("embedding × {embedding}, blocks × {residual}, logits ÷ {logit_divisor}");
+        field("factors", factors)?;
+    }
+    if !config.linear_biases.is_empty() {
+        let linears =
+            config.linear_biases.iter().map(|linear| format!("{linear:?}").to_lowercase());
+        field("biases", linears.collect::<Vec<_>>().join(", "))?;
+    }
     let chat = if model.has_chat_template { "yes" } else { "no" };
     field("chat template", chat.to_owned())?;
     let (ternary, dense) = (model.ternary_parameter_count, model.dense_parameter_count);

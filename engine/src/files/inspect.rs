@@ -6,7 +6,7 @@ use super::{
     error::ModelError,
     fingerprint::Fingerprint,
     model::{Model, TensorInfo},
-    roles::norm_len,
+    roles::{biases, norm_len},
 };
 use crate::config::{Linear, ModelConfig};
 
@@ -23,7 +23,7 @@ pub struct Inspection {
     pub config: ModelConfig,
     /// Weights of the ternary matrices.
     pub ternary_parameter_count: u64,
-    /// Weights of norms and, unless they are ternary, of embedding and head.
+    /// Weights of norms, biases and, unless they are ternary, of embedding and head.
     pub dense_parameter_count: u64,
     /// Bytes of all tensors in the file.
     pub size_bytes: u64,
@@ -52,6 +52,7 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
         .sum();
     let matrices = if config.tied_head { 1 } else { 2 };
     let norms: usize = model.norms().iter().map(|&norm| norm_len(config, norm)).sum();
+    let biases: usize = biases(config).map(|(_, linear)| config.linear_shape(linear).0).sum();
     let tables = matrices * config.vocab_size * config.hidden_size;
     let (ternary_tables, dense_tables) =
         if config.ternary_tables { (tables, 0) } else { (0, tables) };
@@ -62,7 +63,7 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
         architecture: config.architecture.clone(),
         config: config.clone(),
         ternary_parameter_count: (per_layer * config.layer_count + ternary_tables) as u64,
-        dense_parameter_count: (dense_tables + norms) as u64,
+        dense_parameter_count: (dense_tables + norms + biases) as u64,
         size_bytes: model.tensors().iter().map(|tensor| tensor.size_bytes).sum(),
         has_chat_template: model.chat_template().is_some(),
         token_count: (0..tokenizer.id_limit())
