@@ -1,4 +1,4 @@
-//! Models whose linears have a scale for each group of inputs, with dense tables: MiniCPM (BitCPM) and Llama (TriLM). The
+//! Models with a scale for each group of inputs in their linears, and dense tables: MiniCPM (BitCPM) and Llama (TriLM). The
 //! log-probabilities are those of llama.cpp; `golden/group-linears/make.py` makes the files.
 
 #![allow(clippy::unwrap_used, reason = "tests")]

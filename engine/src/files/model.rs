@@ -13,7 +13,7 @@ use super::{
     fingerprint::{self, Fingerprint},
     gguf_model, hf,
     mmap::{Bytes, Source},
-    roles::{biases, norms},
+    roles::{biases, half_split, norms},
     ternary::{Packing, Stored},
 };
 use crate::{
@@ -332,6 +332,11 @@ impl Model {
         Ok(*self.fingerprint.get_or_init(|| computed))
     }
 
+    /// Returns whether [`Self::fingerprint`] need not read the model.
+    pub(crate) fn knows_fingerprint(&self) -> bool {
+        self.fingerprint.get().is_some()
+    }
+
     /// Sets the fingerprint, which was computed for the same files before.
     pub(crate) fn set_fingerprint(&self, known: Fingerprint) {
         let _ = self.fingerprint.set(known);
@@ -385,15 +390,4 @@ impl Model {
 fn unpermute(matrix: &mut TernaryMatrix, heads: usize) {
     let order: Vec<usize> = half_split(matrix.rows, heads).collect();
     matrix.reorder_rows(|row| order[row]);
-}
-
-/// Returns the row of the file for each row in half-split order. llama.cpp's converter writes Q and K for adjacent-pair
-/// RoPE: within a head, row `2i + j` of the file is row `j·head_dim/2 + i` of the half-split order.
-fn half_split(rows: usize, heads: usize) -> impl Iterator<Item = usize> {
-    let head_dim = rows / heads;
-    (0..rows).map(move |row| {
-        let (head, within) = (row / head_dim, row % head_dim);
-        let (j, i) = (within / (head_dim / 2), within % (head_dim / 2));
-        head * head_dim + 2 * i + j
-    })
 }

@@ -1,4 +1,4 @@
-//! The tensors that a configuration asks for, by role.
+//! The tensors that a configuration asks for, by role, and the order of their rows.
 
 use crate::config::{Linear, ModelConfig, Norm};
 
@@ -36,4 +36,15 @@ pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
 pub(crate) fn biases(config: &ModelConfig) -> impl Iterator<Item = (usize, Linear)> + '_ {
     let of_layer = |layer| config.linear_biases.iter().map(move |&linear| (layer, linear));
     (0..config.layer_count).flat_map(of_layer)
+}
+
+/// Returns the row of the file for each row in half-split order. llama.cpp's converter writes Q and K for adjacent-pair
+/// RoPE: within a head, row `2i + j` of the file is row `j·head_dim/2 + i` of the half-split order.
+pub(crate) fn half_split(rows: usize, heads: usize) -> impl Iterator<Item = usize> {
+    let head_dim = rows / heads;
+    (0..rows).map(move |row| {
+        let (head, within) = (row / head_dim, row % head_dim);
+        let (j, i) = (within / (head_dim / 2), within % (head_dim / 2));
+        head * head_dim + 2 * i + j
+    })
 }

@@ -67,7 +67,7 @@ impl PackedFile {
         Some(Self { path, key: *key.finalize().as_bytes() })
     }
 
-    /// Opens the file and reads its head; `None` if there is none of this model.
+    /// Opens the file and reads its head; `None` if this model has no such file.
     fn open(&self) -> Result<Option<(File, Head)>, Damaged> {
         let file = match File::open(&self.path) {
             Ok(file) => file,
@@ -78,7 +78,7 @@ impl PackedFile {
         Ok((head.index.key == self.key).then_some((file, head)))
     }
 
-    /// Reads the weights; `None` if there are none of this model.
+    /// Reads the weights; `None` if this model has no such file.
     fn read(
         &self,
         model: &Arc<Model>,
@@ -154,6 +154,9 @@ fn is_unchanged(model: &Model) -> bool {
 
 /// Sets the fingerprint of a model from its packed file, if there is one, so that the model need not be read.
 pub(crate) fn recall_fingerprint(model: &Model, format: Format, head: HeadMode) {
+    if model.knows_fingerprint() {
+        return;
+    }
     let file = PackedFile::of(model, format, head);
     // A damaged file is reported by the load.
     if let Some((_, head)) = file.and_then(|file| file.open().ok().flatten()) {

@@ -1,5 +1,5 @@
-//! The launches of models with scales of groups: embedding, norms of heads, linears and the head, whose matrices are all
-//! ternary.
+//! The launches of models with scales of groups: embedding, norms of heads, linears and the head, all with ternary
+//! matrices.
 
 use std::mem::offset_of;
 

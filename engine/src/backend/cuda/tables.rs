@@ -92,7 +92,7 @@ pub struct DenseHead {
 pub enum Head {
     /// Floats or int8.
     Dense(DenseHead),
-    /// A linear with scales of groups, whose input always has two digits.
+    /// A linear with scales of groups; its input always has two digits.
     Ternary(DeviceLinear),
 }
 

@@ -300,7 +300,7 @@ struct Found {
     float logit;
 };
 
-// All logits of some rows, whose bounds are the logits themselves.
+// All logits of some rows; their bounds are the logits themselves.
 struct LogitBoundsArgs {
     const Step* step;
     const RowRanking* rankings;  // (screened)

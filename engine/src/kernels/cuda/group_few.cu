@@ -2,8 +2,8 @@
 //
 // A block has one tile of sixteen features. Its warps share the k blocks and write the sums of each group to shared
 // memory, with the scales that belong to it; then one thread per output joins the groups in order, which is a chain of
-// fused multiply-adds that waits for no other memory. A round is so many k blocks that every warp has DEPTH of them,
-// whose weights are loaded together, before the groups of the round before are joined.
+// fused multiply-adds that waits for no other memory. A round is so many k blocks that every warp has DEPTH of them; their
+// weights are loaded together, before the groups of the round before are joined.
 
 #include "group.cuh"
 

@@ -1,4 +1,4 @@
-"""Writes the files of this folder: two random models whose linears have a scale for each 256 inputs, and what llama.cpp
+"""Writes the files of this folder: two random models with a scale for each 256 inputs in their linears, and what llama.cpp
 computes of them.
 
     pip install gguf==0.19.0 numpy==2.4.6 xllamacpp==2026.10.11549

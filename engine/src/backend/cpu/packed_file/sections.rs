@@ -283,10 +283,10 @@ impl<'a> PackedReader<'a> {
         Ok(elements)
     }
 
-    /// Checks that there is no further section.
+    /// Checks that all sections were read.
     ///
     /// # Errors
-    /// If there is one.
+    /// If one is left.
     pub fn finish(self) -> Result<(), Damaged> {
         if self.lens.is_empty() { Ok(()) } else { Err(Damaged::OtherShape) }
     }

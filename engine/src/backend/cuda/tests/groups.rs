@@ -97,7 +97,7 @@ fn scales_of_groups_with_every_cache_and_head_equal_the_cpus() {
     }
 }
 
-/// Groups of 64 inputs whose scales do not pair up, in some matrices of a model.
+/// Groups of 64 inputs with scales that do not pair up, in some matrices of a model.
 #[test]
 fn groups_of_64_equal_the_cpus() {
     let name = "qwen3-yarn-tiny-q2_0.gguf";

@@ -233,7 +233,7 @@ void screens() {
     if (decided < 300 || undecided < 30) printf("%u rows are decided, %u are not\n", decided, undecided), exit(1);
 }
 
-// The candidates of rows whose logits are all known, and their first tokens.
+// The candidates of rows with all logits known, and their first tokens.
 void known_logits() {
     for (u32 vocab : {33, 530, 1200}) {
         Random random(vocab);
