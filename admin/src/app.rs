@@ -12,9 +12,9 @@ use tritmill_queue::{
 };
 
 use crate::{
-    ApiError, CallerLimits, Secret, changes::Changes, gate::Gate, health::Readiness,
-    job_waiter::JobWaiter, key_reads::KeyReads, metrics::Metrics, models::Models, new_key,
-    refusals::Limit, throttle::Throttle,
+    ApiError, CallerLimits, Secret, abandoned_jobs::AbandonedJobs, changes::Changes, gate::Gate,
+    health::Readiness, job_waiter::JobWaiter, key_reads::KeyReads, metrics::Metrics,
+    models::Models, new_key, refusals::Limit, throttle::Throttle,
 };
 
 /// Dashboard pages that may update live at once.
@@ -70,6 +70,7 @@ pub struct State {
     pub(crate) store: Arc<dyn FrontStore>,
     pub(crate) models: Models,
     pub(crate) job_waiter: JobWaiter,
+    pub(crate) abandoned_jobs: AbandonedJobs,
     pub(crate) limits: Limits,
     streams: Arc<Semaphore>,
     /// Dashboard pages that update live.
@@ -105,6 +106,7 @@ impl App {
         let store: Arc<dyn FrontStore> = Arc::new(MeasuredStore::new(store, &metrics.calls));
         Self(Arc::new(State {
             job_waiter: JobWaiter::new(client.clone()),
+            abandoned_jobs: AbandonedJobs::new(client.clone()),
             client,
             store,
             models,

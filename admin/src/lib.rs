@@ -11,6 +11,7 @@
 //! See also [`driver`] for the steps of a batch, and `queue/src/store/batches.rs` for its states.
 #![warn(missing_docs)]
 
+mod abandoned_jobs;
 mod access;
 mod app;
 mod changes;

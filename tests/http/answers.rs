@@ -151,3 +151,25 @@ fn stopping_admin_finishes_open_requests() {
     assert!(answer.contains("200 OK") && answer.contains("2024-03-03"), "{answer}");
     assert_eq!(admin.wait(Duration::from_secs(30)), Some(0));
 }
+
+#[test]
+fn jobs_are_cancelled_though_their_callers_left_during_an_outage() {
+    let (mut fleet, admin) = Admin::without_worker();
+    let caller = admin.first();
+    let body = json!({ "model": "demo", "prompt": "Paid", "max_tokens": 4 });
+    let streams = [false, true].map(|stream| {
+        let mut body = body.clone();
+        body["stream"] = json!(stream);
+        caller.open_post("/v1/completions", &body)
+    });
+    let count = |of: &str| format!("SELECT count(*) FROM all_jobs WHERE {of}");
+    eventually("both jobs are queued", || fleet.sql(&count("state = 'queued'")).trim() == "2");
+    fleet.postgres.kill();
+    drop(streams);
+    // Longer than a call waits for a connection.
+    std::thread::sleep(Duration::from_secs(6));
+    fleet.postgres.restart().unwrap();
+    eventually("both jobs are cancelled", || {
+        fleet.sql(&count("state = 'cancelled'")).trim() == "2"
+    });
+}

@@ -284,7 +284,7 @@ pub fn redis_keys(redis: &Redis) -> u64 {
 }
 
 /// Waits until a condition holds; fails after a minute.
-pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < Duration::from_secs(60), "not within a minute: {what}");

@@ -1,6 +1,7 @@
 //! What whole and streamed answers share: the job, the options of the stream, and the outcome.
 
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 use tritmill_client::{Endpoint, Fields};
 use tritmill_queue::{Completion, FinishedJob, JobId, Outcome, QueueName, Timestamp};
 
@@ -49,22 +50,15 @@ impl Streaming {
 pub(super) struct AwaitedJob {
     pub app: App,
     pub id: JobId,
+    /// When the job expires.
+    pub expires: Instant,
     pub is_finished: bool,
 }
 
 impl Drop for AwaitedJob {
     fn drop(&mut self) {
-        if self.is_finished {
-            return;
-        }
-        let (app, id) = (self.app.clone(), self.id);
-        // Without a runtime, at shutdown, the job ends at its own deadline.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                if let Err(error) = app.client.cancel(&[id]).await {
-                    tracing::warn!(job = %id, %error, "cannot cancel an abandoned job");
-                }
-            });
+        if !self.is_finished {
+            self.app.abandoned_jobs.add(self.id, self.expires);
         }
     }
 }

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tritmill_client::{ClientError, Endpoint, answer, parse_body};
 use tritmill_queue::{Job, JobId, Priority};
 
@@ -91,7 +91,8 @@ impl Request {
             ..body.job(id, queue.clone())
         };
         // Created before the submission, which may succeed even if it breaks off.
-        let mut awaited = AwaitedJob { app: app.clone(), id, is_finished: false };
+        let expires = Instant::now() + limit;
+        let mut awaited = AwaitedJob { app: app.clone(), id, expires, is_finished: false };
         if let Err(error) = app.client.submit(job).await {
             // What was refused is in no store: there is nothing to cancel.
             awaited.is_finished = matches!(error, ClientError::Busy { .. });
