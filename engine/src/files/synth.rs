@@ -61,11 +61,11 @@ enum Family {
     /// Ternary Bonsai (Qwen3): scales of groups, norms of query and key heads.
     Bonsai { tied: bool },
     /// BitCPM (MiniCPM4): scales of groups, constant factors, dense tables.
-    BitCpm,
+    BitCpm { tied: bool },
 }
 
 #[rustfmt::skip]
-const PRESETS: [Preset; 12] = [
+const PRESETS: [Preset; 15] = [
     Preset { name: "bitnet-2b", family: Family::BitNet, hidden: 2560, layers: 30, heads: 20, kv_heads: 5, head_dim: 128, intermediate: 6912, vocab: 128_256, context: 4096, theta: 500_000.0 },
     Preset { name: "bitnet-0.7b", family: Family::OneBit, hidden: 1536, layers: 24, heads: 16, kv_heads: 16, head_dim: 96, intermediate: 4096, vocab: 32_002, context: 2048, theta: 10_000.0 },
     Preset { name: "bitnet-3b", family: Family::OneBit, hidden: 3200, layers: 26, heads: 32, kv_heads: 32, head_dim: 100, intermediate: 8640, vocab: 32_002, context: 2048, theta: 10_000.0 },
@@ -77,7 +77,10 @@ const PRESETS: [Preset; 12] = [
     Preset { name: "bonsai-1.7b", family: Family::Bonsai { tied: true }, hidden: 2048, layers: 28, heads: 16, kv_heads: 8, head_dim: 128, intermediate: 6144, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
     Preset { name: "bonsai-4b", family: Family::Bonsai { tied: true }, hidden: 2560, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 9728, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
     Preset { name: "bonsai-8b", family: Family::Bonsai { tied: false }, hidden: 4096, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 12_288, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
-    Preset { name: "bitcpm-8b", family: Family::BitCpm, hidden: 4096, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 16_384, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitcpm-0.5b", family: Family::BitCpm { tied: true }, hidden: 1024, layers: 24, heads: 16, kv_heads: 2, head_dim: 64, intermediate: 4096, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitcpm-1b", family: Family::BitCpm { tied: false }, hidden: 2048, layers: 28, heads: 16, kv_heads: 2, head_dim: 128, intermediate: 6144, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitcpm-3b", family: Family::BitCpm { tied: false }, hidden: 2560, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 10_240, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitcpm-8b", family: Family::BitCpm { tied: false }, hidden: 4096, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 16_384, vocab: 73_448, context: 32_768, theta: 10_000.0 },
 ];
 
 /// Returns the names of the models with a known shape.
@@ -92,9 +95,9 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         Family::BitNet | Family::OneBit => ("bitnet", true, true),
         Family::Llama => ("llama", false, false),
         Family::Bonsai { tied } => ("qwen3", false, tied),
-        Family::BitCpm => ("minicpm", false, false),
+        Family::BitCpm { tied } => ("minicpm", false, tied),
     };
-    let (is_bonsai, is_bitcpm) = (architecture == "qwen3", preset.family == Family::BitCpm);
+    let (is_bonsai, is_bitcpm) = (architecture == "qwen3", architecture == "minicpm");
     Some(ModelConfig {
         architecture: architecture.to_owned(),
         hidden_size: preset.hidden,
@@ -120,7 +123,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         ternary_tables: is_bonsai,
         linear_biases: Vec::new(),
         multipliers: match preset.family {
-            Family::BitCpm => Multipliers {
+            Family::BitCpm { .. } => Multipliers {
                 embedding: 12.0,
                 residual: 1.4 / (preset.layers as f32).sqrt(),
                 logit_divisor: preset.hidden as f32 / 256.0,
