@@ -15,11 +15,11 @@
 //! Each `TQ` block has a scale. A ternary model has one scale per tensor, so all blocks must agree;
 //! blocks of zeros may have the scale 0.
 
-use half::f16;
 use rayon::prelude::*;
 
 use super::{
     error::{ModelError, Problem},
+    grouped::Block,
     ternary::Stored,
 };
 
@@ -57,67 +57,34 @@ pub(crate) fn decode_i2_s(stored: &Stored<'_>, trits: &mut [i8]) -> Result<(), M
     Ok(())
 }
 
-/// Decodes a `TQ2_0` tensor; returns its scale.
-pub(crate) fn decode_tq2_0(stored: &Stored<'_>, trits: &mut [i8]) -> Result<f32, ModelError> {
-    let blocks = stored.bytes.as_chunks::<TQ2_0_BYTES>().0;
-    let bad = trits.as_chunks_mut::<TQ_BLOCK>().0.par_iter_mut().zip(blocks).map(|(out, block)| {
-        let mut seen = 0;
-        for (group, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (half, shift) = (group / 4, 2 * (group % 4));
-            for (trit, byte) in values.iter_mut().zip(&block[half * 32..][..32]) {
-                let code = (byte >> shift) & 3;
-                seen |= code & (code >> 1);
-                *trit = code as i8 - 1;
-            }
-        }
-        seen != 0
-    });
-    if bad.reduce(|| false, |a, b| a | b) {
-        let is_bad =
-            |block: &[u8; TQ2_0_BYTES]| block[..64].iter().position(|b| b & (b >> 1) & 0x55 != 0);
-        let found = blocks.iter().enumerate().find_map(|(i, block)| Some((i, is_bad(block)?)));
-        let byte = found.map_or(0, |(block, byte)| block * TQ2_0_BYTES + byte);
-        return Err(stored.error(byte, Problem::BadCode { code: 3 }));
-    }
-    one_scale(stored, blocks, trits)
-}
-
-/// Decodes a `TQ1_0` tensor; returns its scale.
-///
-/// Digit `n` of byte `q` is `((q · 3ⁿ mod 256) · 3) >> 8`: the multiplication moves the digit to the
-/// front of a base-3 fraction of 256, and the shift extracts it.
-pub(crate) fn decode_tq1_0(stored: &Stored<'_>, trits: &mut [i8]) -> Result<f32, ModelError> {
-    let blocks = stored.bytes.as_chunks::<TQ1_0_BYTES>().0;
-    let digit = |byte: u8, power: u8| ((u16::from(byte.wrapping_mul(power)) * 3) >> 8) as i8 - 1;
-    const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
-    trits.as_chunks_mut::<TQ_BLOCK>().0.par_iter_mut().zip(blocks).for_each(|(out, block)| {
-        // Bytes 0..32 hold weights 0..160, 32..48 hold 160..240, 48..52 hold 240..256.
-        for (bytes, first, digits) in [(0..32, 0, 5), (32..48, 160, 5), (48..52, 240, 4)] {
-            let width = bytes.len();
-            for (n, power) in POWERS.into_iter().take(digits).enumerate() {
-                let values = &mut out[first + n * width..][..width];
-                for (trit, &byte) in values.iter_mut().zip(&block[bytes.clone()]) {
-                    *trit = digit(byte, power);
-                }
-            }
-        }
-    });
-    one_scale(stored, blocks, trits)
-}
-
-/// Returns the scale that all blocks share; it is in the last two bytes of a block.
-fn one_scale<const N: usize>(
+/// Decodes a tensor of `TQ1_0` or `TQ2_0` blocks; returns its scale.
+pub(crate) fn decode_tq(
     stored: &Stored<'_>,
-    blocks: &[[u8; N]],
-    trits: &[i8],
+    block: Block,
+    trits: &mut [i8],
 ) -> Result<f32, ModelError> {
+    let size = block.bytes();
+    let blocks = trits.par_chunks_exact_mut(TQ_BLOCK).zip(stored.bytes.par_chunks_exact(size));
+    // Of several defects, the first in the file.
+    let defect = blocks.enumerate().find_map_first(|(i, (trits, bytes))| {
+        block.decode_codes(bytes, trits).map(|(byte, problem)| (i * size + byte, problem))
+    });
+    match defect {
+        Some((byte, problem)) => Err(stored.error(byte, problem)),
+        None => one_scale(stored, block, trits),
+    }
+}
+
+/// Returns the scale that all blocks share.
+fn one_scale(stored: &Stored<'_>, block: Block, trits: &[i8]) -> Result<f32, ModelError> {
+    let blocks = stored.bytes.chunks_exact(block.bytes());
     let mut shared = None;
-    for (i, (block, values)) in blocks.iter().zip(trits.as_chunks::<TQ_BLOCK>().0).enumerate() {
-        let scale = f16::from_le_bytes([block[N - 2], block[N - 1]]).to_f32();
+    for (i, (bytes, values)) in blocks.zip(trits.as_chunks::<TQ_BLOCK>().0).enumerate() {
+        let scale = block.scale(bytes).to_f32();
         if scale == 0.0 && values.iter().all(|&trit| trit == 0) {
             continue;
         }
-        let offset = i * N + N - 2;
+        let offset = i * block.bytes() + block.scale_at();
         if !(scale.is_finite() && scale > 0.0) {
             return Err(stored.error(offset, Problem::BadScale(scale)));
         }

@@ -44,7 +44,7 @@ pub const GROUP_MAX: usize = 2 * GROUP_MIN;
 const BLOCK_MAX: usize = TQ_BLOCK;
 
 /// A defect, and its byte.
-type Defect = (usize, Problem);
+pub(crate) type Defect = (usize, Problem);
 
 /// A block type.
 #[derive(Clone, Copy)]
@@ -79,7 +79,17 @@ const STAGES: Stages = [(0, 16, 5), (16, 8, 5), (24, 2, 4)];
 const TQ1_0_STAGES: Stages = [(0, 32, 5), (32, 16, 5), (48, 4, 4)];
 
 impl Block {
-    fn scale(&self, block: &[u8]) -> f16 {
+    /// Returns the number of bytes of a block.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the first byte of the scale.
+    pub(crate) fn scale_at(&self) -> usize {
+        self.scale_at
+    }
+
+    pub(crate) fn scale(&self, block: &[u8]) -> f16 {
         f16::from_le_bytes([block[self.scale_at], block[self.scale_at + 1]])
     }
 
@@ -93,10 +103,16 @@ impl Block {
         self.weights.min(GROUP_MAX)
     }
 
+    /// Writes the trits of a block's codes; returns the first defect and its byte.
+    pub(crate) fn decode_codes(&self, block: &[u8], trits: &mut [i8]) -> Option<Defect> {
+        let (byte, problem) = (self.trits)(self.codes(block), trits)?;
+        Some((self.codes_at + byte, problem))
+    }
+
     /// Decodes a block; returns its scale, or the first defect and its byte.
     fn decode(&self, block: &[u8], trits: &mut [i8]) -> Result<f16, Defect> {
-        if let Some((byte, problem)) = (self.trits)(self.codes(block), trits) {
-            return Err((self.codes_at + byte, problem));
+        if let Some(defect) = self.decode_codes(block, trits) {
+            return Err(defect);
         }
         let scale = self.scale(block);
         if !(scale.is_finite() && scale.to_f32() >= 0.0) {

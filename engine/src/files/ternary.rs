@@ -73,8 +73,12 @@ impl Stored<'_> {
                 gguf_ternary::decode_i2_s(self, &mut trits)?;
                 Scale::Multiply(scale)
             }
-            Packing::Tq1_0 => Scale::Multiply(gguf_ternary::decode_tq1_0(self, &mut trits)?),
-            Packing::Tq2_0 => Scale::Multiply(gguf_ternary::decode_tq2_0(self, &mut trits)?),
+            Packing::Tq1_0 => {
+                Scale::Multiply(gguf_ternary::decode_tq(self, grouped::TQ1_0, &mut trits)?)
+            }
+            Packing::Tq2_0 => {
+                Scale::Multiply(gguf_ternary::decode_tq(self, grouped::TQ2_0, &mut trits)?)
+            }
             Packing::Grouped(_) => unreachable!("decoded above"),
         };
         let (Scale::Multiply(value) | Scale::Divide(value)) = scale;
