@@ -292,6 +292,17 @@ fn code_three_is_an_error_with_tensor_and_offset() {
 }
 
 #[test]
+fn bytes_without_ternary_digits_are_refused_with_tensor_and_offset() {
+    let name = "blk.0.ffn_up.weight";
+    let mut file = RawGguf::read(&golden("../data/bitnet-tq1_0-bf16.gguf"));
+    // The last byte of the second block's codes: four digits, of which the fifth would be 0.
+    file.tensor(name).bytes[54 + 51] = 255;
+    let error = open(&file).unwrap().ternary(0, Linear::Up).unwrap_err();
+    let ModelError::BadTensor { tensor, problem, .. } = &error else { panic!("{error}") };
+    assert_eq!((tensor.as_str(), problem), (name, &Problem::BadDigits { byte: 255 }));
+}
+
+#[test]
 fn scales_that_are_not_positive_numbers_are_refused() {
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         refused(&["blk.0.attn_q.weight"], |file| {
