@@ -16,7 +16,19 @@ pub(crate) use shared::SharedBackend;
 
 pub use crate::noise::{Noise, ScaledNoise};
 
-use crate::kv::BlockId;
+use crate::{
+    config::Norm,
+    files::{Model, ModelError},
+    kv::BlockId,
+};
+
+/// Returns the weights of the norm before the head, divided by the divisor of the logits.
+fn final_norm(model: &Model) -> Result<Vec<f32>, ModelError> {
+    let mut weights = model.norm(Norm::Final)?;
+    let divisor = model.config().multipliers.logit_divisor;
+    weights.iter_mut().for_each(|weight| *weight /= divisor);
+    Ok(weights)
+}
 
 /// The positions of a chunk that logits are requested for.
 #[derive(Debug, Clone, Copy, PartialEq)]

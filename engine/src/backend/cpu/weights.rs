@@ -7,6 +7,7 @@ use super::{
     head::Head,
     packed_file::{Damaged, LinearScale, PackedReader, Scales, Sections},
 };
+use crate::backend::final_norm;
 use crate::config::{Linear, ModelConfig, Norm};
 use crate::files::{Model, ModelError};
 use crate::formats::{Format, PackedMatrix, Scale};
@@ -170,14 +171,6 @@ fn linear_with(
     let has_norm = model.config().linear_norm_eps.is_some();
     let norm = has_norm.then(|| model.norm(Norm::Linear(layer, linear))).transpose()?;
     Ok(TernaryLinear { matrix, scale, norm, bias: model.bias(layer, linear)? })
-}
-
-/// Returns the weights of the norm before the head, divided by the divisor of the logits.
-fn final_norm(model: &Model) -> Result<Vec<f32>, ModelError> {
-    let mut weights = model.norm(Norm::Final)?;
-    let divisor = model.config().multipliers.logit_divisor;
-    weights.iter_mut().for_each(|weight| *weight /= divisor);
-    Ok(weights)
 }
 
 /// Returns a layer of these linears, with the norms of the model.

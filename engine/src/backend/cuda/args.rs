@@ -32,8 +32,9 @@ structs! {
     /// Counts of one step.
     Step = 32 { rows: u32, tasks: u32, whole: u32, screened: u32, carry: u32, unused: [u32; 3] }
 
-    EmbedArgs = 48 {
+    EmbedArgs = 56 {
         step: Address, tokens: Address, carried: Address, table: Address, residual: Address, width: u32, dtype: u32,
+        factor: f32, unused: u32,
     }
 
     NormQuantizeArgs = 72 {
@@ -95,9 +96,9 @@ structs! {
         segment_count: u32, k_blocks: u32, digits: u32, mode: u32,
     }
 
-    EmbedTernaryArgs = 56 {
+    EmbedTernaryArgs = 64 {
         step: Address, tokens: Address, carried: Address, weights: Address, scales: Address, residual: Address,
-        width: u32, groups: u32,
+        width: u32, groups: u32, factor: f32, unused: u32,
     }
 
     NormHeadsArgs = 56 {

@@ -36,6 +36,7 @@ pub struct Pass<'a> {
 pub struct Input {
     pub x: Address,
     pub norm: Address,
+    pub eps: f32,
 }
 
 /// Kernels for few rows.
@@ -95,6 +96,8 @@ impl Pass<'_> {
             residual: self.buffers.residual,
             width: self.shape.hidden as u32,
             dtype: dtype as u32,
+            factor: self.shape.embedding_factor,
+            unused: 0,
         };
         self.per_row("embed", Args::of(&args))
     }
@@ -104,23 +107,28 @@ impl Pass<'_> {
         Launch { kernel, grid: grid(self.bucket.rows, 1, 1), threads: 256, shared_bytes: 0, args }
     }
 
+    /// Returns the residual stream and a norm of it.
+    pub(super) fn of_stream(&self, norm: Address) -> Input {
+        Input { x: self.buffers.residual, norm, eps: self.shape.stream_eps }
+    }
+
     fn attention_block(&self, index: usize, layer: &Layer, out: &mut Vec<Launch>) {
         let Buffers { residual, queries, keys, values, attended, .. } = *self.buffers;
         let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| layer.linear(linear));
-        let input = Input { x: residual, norm: layer.attention_norm };
+        let input = self.of_stream(layer.attention_norm);
         let to = [(qkv[0], queries), (qkv[1], keys), (qkv[2], values)];
         self.separately(input, &to, out);
         if layer.head_norms[0] != 0 {
             out.push(self.norm_heads(layer));
         }
         self.attention(index, out);
-        let input = Input { x: attended, norm: layer.attention_sub_norm };
+        let input = Input { x: attended, norm: layer.attention_sub_norm, eps: self.shape.eps };
         self.linear(input, &[(layer.linear(Linear::O), residual)], LINEAR_ADD, out);
     }
 
     fn feed_forward_block(&self, layer: &Layer, out: &mut Vec<Launch>) {
         let Buffers { residual, gate, up, .. } = *self.buffers;
-        let input = Input { x: residual, norm: layer.feed_forward_norm };
+        let input = self.of_stream(layer.feed_forward_norm);
         let (of_gate, of_up) = (layer.linear(Linear::Gate), layer.linear(Linear::Up));
         if !self.shape.joins_gate() {
             self.separately(input, &[(of_gate, gate), (of_up, up)], out);
@@ -130,7 +138,7 @@ impl Pass<'_> {
         } else {
             self.gate(input, [of_gate, of_up], out);
         }
-        let input = Input { x: gate, norm: layer.feed_forward_sub_norm };
+        let input = Input { x: gate, norm: layer.feed_forward_sub_norm, eps: self.shape.eps };
         self.linear(input, &[(layer.linear(Linear::Down), residual)], LINEAR_ADD, out);
     }
 
@@ -234,7 +242,7 @@ impl Pass<'_> {
             weight: input.norm,
             weight2: linear.norm,
             width: linear.cols as u32,
-            eps: self.shape.eps,
+            eps: input.eps,
             eps2: self.shape.linear_eps.unwrap_or_default(),
             unused: 0,
         };
@@ -259,7 +267,7 @@ impl Pass<'_> {
             sums: self.buffers.sums,
             width: linear.cols as u32,
             stride: stride as u32,
-            eps: self.shape.eps,
+            eps: input.eps,
             eps2: self.shape.linear_eps.unwrap_or_default(),
         };
         Launch {

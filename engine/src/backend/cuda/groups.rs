@@ -77,6 +77,8 @@ impl Pass<'_> {
             residual: self.buffers.residual,
             width: table.cols as u32,
             groups: segment.groups,
+            factor: self.shape.embedding_factor,
+            unused: 0,
         };
         self.per_row("embed_ternary", Args::of(&args))
     }
@@ -138,7 +140,7 @@ impl Pass<'_> {
         (to, stride): (Address, usize),
         out: &mut Vec<Launch>,
     ) {
-        let input = Input { x: self.buffers.residual, norm: self.weights.final_norm };
+        let input = self.of_stream(self.weights.final_norm);
         let quantized = Quantized { rows, width: head.cols, digits: 2 };
         out.push(self.group_quantize(&quantized, input, 0));
         let segments = [segment(head, to, stride); 3];
@@ -157,7 +159,7 @@ impl Pass<'_> {
             blocks: self.buffers.blocks,
             width: width as u32,
             stride: stride(width) as u32,
-            eps: self.shape.eps,
+            eps: input.eps,
             eps2: self.shape.linear_eps.unwrap_or_default(),
             digits: digits as u32,
             unused: 0,

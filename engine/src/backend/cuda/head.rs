@@ -73,7 +73,7 @@ impl Pass<'_> {
             weight: self.weights.final_norm,
             out: self.buffers.whole_x,
             width: shape.hidden as u32,
-            eps: shape.eps,
+            eps: shape.stream_eps,
         };
         out.push(Launch {
             kernel: "final_norm",
@@ -120,7 +120,7 @@ impl Pass<'_> {
             width: shape.hidden as u32,
             stride: stride(shape.hidden) as u32,
             digit_count: self.bucket.digits as u32,
-            eps: shape.eps,
+            eps: shape.stream_eps,
         };
         let rescore = RescoreArgs {
             step,

@@ -152,7 +152,7 @@ fn start(
     Ok(backend)
 }
 
-/// Rejects models with biases, or with factors of embedding and blocks; and two digits for a model that was trained with one.
+/// Rejects models with biases, and two digits for a model that was trained with one.
 fn check_model(model: &Model, activations: Option<Digits>) -> Result<(), CudaLoadError> {
     let config = model.config();
     if activations == Some(Digits::Two) && !config.group_scales {
@@ -160,10 +160,6 @@ fn check_model(model: &Model, activations: Option<Digits>) -> Result<(), CudaLoa
     }
     if !config.linear_biases.is_empty() {
         return Err(CudaLoadError::Unsupported("biases of linears yet: use --device cpu"));
-    }
-    if !config.multipliers.is_none() {
-        let feature = "scaled embeddings and residuals yet: use --device cpu";
-        return Err(CudaLoadError::Unsupported(feature));
     }
     Ok(())
 }

@@ -148,7 +148,7 @@ fn test(
         let pass = backend.pass_of(&bucket);
         let weights = pass.weights.layers[layer].linear(linear);
         let mut launches = Vec::new();
-        let input = Input { x: from, norm: 0 };
+        let input = Input { x: from, norm: 0, eps: 0.0 };
         pass.linear(input, &[(weights, to)], LINEAR_STORE, &mut launches);
         launches
     };

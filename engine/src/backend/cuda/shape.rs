@@ -54,7 +54,12 @@ pub struct Shape {
     pub context: usize,
     /// Width of the widest linear's input, rounded up.
     pub stride_max: usize,
+    /// Epsilon of the norms inside the blocks.
     pub eps: f32,
+    /// Epsilon of the norms of the residual stream.
+    pub stream_eps: f32,
+    /// Factor of embedding rows in the residual stream.
+    pub embedding_factor: f32,
     /// Epsilon of the linears' own norms.
     pub linear_eps: Option<f32>,
     /// Value of `ActivationKind`.
@@ -82,6 +87,8 @@ impl Shape {
             context: config.context_length,
             stride_max: stride(inputs.into_iter().max().unwrap_or_default()),
             eps: config.rms_norm_eps,
+            stream_eps: config.stream_norm_eps(),
+            embedding_factor: config.embedding_factor(),
             linear_eps: config.linear_norm_eps,
             activation: match config.activation {
                 Activation::SquaredRelu => 0,

@@ -95,6 +95,12 @@ fn tokens(count: usize, seed: u32) -> Vec<u32> {
     (0..count as u32).map(|i| (i * 7919 + seed * 104_729 + i * i * 31) % 1000).collect()
 }
 
+/// Returns tokens of a model's vocabulary.
+fn tokens_of(model: &Model, count: usize, seed: u32) -> Vec<u32> {
+    let vocab = model.config().vocab_size as u32;
+    tokens(count, seed).into_iter().map(|token| token % vocab).collect()
+}
+
 /// A sequence's part of a step.
 struct Part {
     tokens: Vec<u32>,

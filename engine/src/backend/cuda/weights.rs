@@ -10,7 +10,7 @@ use super::{
     tables::Tables,
 };
 use crate::{
-    backend::{cpu::HeadMode, positions},
+    backend::{cpu::HeadMode, final_norm, positions},
     config::{Linear, Norm},
     files::Model,
     formats::{Scale, TernaryMatrix},
@@ -132,7 +132,7 @@ impl Weights {
             fill_layer(layer, index, model, device)?;
             model.release_pages();
         }
-        write_floats(device, self.final_norm, &model.norm(Norm::Final)?)?;
+        write_floats(device, self.final_norm, &final_norm(model)?)?;
         self.tables.fill(model, device)?;
         let config = model.config();
         let rope = positions::Rope::of(config);

@@ -31,6 +31,8 @@ struct EmbedArgs {
     float* residual;    // (rows, width)
     u32 width;
     u32 dtype;
+    float factor;  // of every element
+    u32 unused;
 };
 
 struct NormQuantizeArgs {
@@ -143,7 +145,9 @@ struct EmbedTernaryArgs {
     const u16* scales;     // (tiles, groups, 16) of f16
     float* residual;       // (rows, width)
     u32 width;
-    u32 groups;  // of a row
+    u32 groups;    // of a row
+    float factor;  // of every element
+    u32 unused;
 };
 
 // Norms of each query head and of each key head, in place, before RoPE.

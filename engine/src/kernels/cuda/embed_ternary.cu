@@ -3,7 +3,7 @@
 #include "args.cuh"
 #include "fragments.cuh"
 
-// residual[row, i] = trit · scale of the group of i, in row tokens[row] of the table. One block per row.
+// residual[row, i] = trit · scale of the group of i (exact) · factor, in row tokens[row] of the table. One block per row.
 KERNEL(256) embed_ternary(const EmbedTernaryArgs args) {
     u32 row = blockIdx.x, width = args.width;
     if (row >= args.step->rows) return;
@@ -18,6 +18,7 @@ KERNEL(256) embed_ternary(const EmbedTernaryArgs args) {
         u32 block = i / K_BLOCK, col = i % K_BLOCK, lane = 4 * (in_tile % 8) + col / 16 % 4;
         u32 step = 2 * (col / 64) + col / 8 % 2, part = in_tile / 8 + 2 * (col / 4 % 2);
         i32 code = bytes[(block * 32 + lane) * 16 + 4 * step + col % 4] >> (2 * part) & 3;
-        out[i] = __fmul_rn(__int2float_rn(code - 1), widen_f16(scales[i / inputs * TILE_ROWS]));
+        float element = __fmul_rn(__int2float_rn(code - 1), widen_f16(scales[i / inputs * TILE_ROWS]));
+        out[i] = __fmul_rn(element, args.factor);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part,
     equality::{check, on_cpu},
-    load, model, options, package, part, small, tokens,
+    load, model, options, package, part, small, tokens, tokens_of,
 };
 use crate::{
     backend::{Backend as _, Noise, Ranking, ScaledNoise},
@@ -25,10 +25,7 @@ fn with_digits(digits: Digits, kv: KvType) -> CudaOptions {
 fn check_answers(what: &str, model: &Arc<Model>, options: CudaOptions) {
     let Some(mut cuda) = load(model, options, small()) else { return };
     let mut cpu = on_cpu(model, options);
-    let vocab = model.config().vocab_size as u32;
-    let tokens = |count, seed| -> Vec<u32> {
-        tokens(count, seed).into_iter().map(|token| token % vocab).collect()
-    };
+    let tokens = |count, seed| tokens_of(model, count, seed);
     let all = tokens(60, 1);
     for (range, logits) in [
         (0..19, LogitsFor::All),
@@ -66,22 +63,40 @@ fn answers_with_scales_of_groups_equal_the_cpus() {
     }
 }
 
-/// Linears with scales of groups, embedding and head without.
+/// Linears with scales of groups, embedding and head without: TriLM, and BitCPM with its factors. The epsilon is large, so
+/// that the residual factor changes every norm of the stream.
 #[test]
 fn scales_of_groups_beside_dense_tables_equal_the_cpus() {
     let folder = tempfile::tempdir().expect("a folder for a model");
-    let path = folder.path().join("trilm.gguf");
-    let mut config = files::shape("bitcpm-8b").expect("a known shape");
-    config.architecture = "llama".to_owned();
-    config.multipliers = Multipliers::NONE;
-    (config.hidden_size, config.layer_count, config.intermediate_size) = (256, 2, 384);
-    (config.head_count, config.kv_head_count, config.head_dim) = (4, 2, 64);
-    (config.vocab_size, config.context_length) = (1000, 128);
-    files::synth(&config, &path, 5).expect("the folder is writable");
-    let model = Arc::new(Model::open(&path).expect("the model opens"));
-    assert!(model.config().group_scales && !model.config().ternary_tables);
-    for digits in Digits::ALL {
-        check_answers(&format!("dense tables, {digits}"), &model, with_digits(digits, KvType::F16));
+    let factors = Multipliers { embedding: 12.0, residual: 0.3, logit_divisor: 7.0 };
+    for (architecture, multipliers) in [("llama", Multipliers::NONE), ("minicpm", factors)] {
+        let path = folder.path().join(format!("{architecture}.gguf"));
+        let mut config = files::shape("bitcpm-8b").expect("a known shape");
+        config.architecture = architecture.to_owned();
+        (config.multipliers, config.rms_norm_eps) = (multipliers, 0.01);
+        (config.hidden_size, config.layer_count, config.intermediate_size) = (256, 2, 384);
+        (config.head_count, config.kv_head_count, config.head_dim) = (4, 2, 64);
+        (config.vocab_size, config.context_length) = (1000, 128);
+        files::synth(&config, &path, 5).expect("the folder is writable");
+        let model = Arc::new(Model::open(&path).expect("the model opens"));
+        let config = model.config();
+        assert!(config.group_scales && !config.ternary_tables);
+        assert_eq!((config.multipliers, config.rms_norm_eps), (multipliers, 0.01));
+        for digits in Digits::ALL {
+            let what = format!("{architecture}, {digits}");
+            check_answers(&what, &model, with_digits(digits, KvType::F16));
+        }
+    }
+}
+
+/// BitCPM with the divisors of LongRoPE, as llama.cpp reads it, with every cache and head.
+#[test]
+fn steps_of_bitcpm_equal_the_cpus() {
+    let name = "group-linears/minicpm-tq2_0.gguf";
+    for (kv, head) in
+        [(KvType::F16, HeadMode::Exact), (KvType::F32, HeadMode::Full), (KvType::Q8, HeadMode::Q8)]
+    {
+        check_answers(&format!("{name}, {kv:?}, {head:?}"), &model(name), options(kv, head));
     }
 }
 

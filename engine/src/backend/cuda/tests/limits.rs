@@ -260,6 +260,8 @@ fn an_access_outside_of_allocations_is_an_error_that_stays() {
         residual: at + (64 << 10) - 256,
         width: 128,
         dtype: 0,
+        factor: 1.0,
+        unused: 0,
     };
     let launch = Launch { kernel: "embed", args: Args::of(&args), ..idle() };
     device.launch(&launch).expect("errors of kernels are reported by later calls");
@@ -308,6 +310,8 @@ fn a_recording_keeps_its_arguments_and_may_be_empty() {
         residual: to,
         width: 32,
         dtype: 0,
+        factor: 1.0,
+        unused: 0,
     };
     device.write(at + 64, &[0; 4]).expect("it was allocated");
     let mut launches = [Launch { kernel: "embed", args: Args::of(&args), ..idle() }];

@@ -4,9 +4,12 @@ use super::{
     Backend, Engine, EngineConfig, Event, HeadMode, KvType, Limits, LogitsFor, Part, Request,
     SamplingParams,
     equality::{check, on_cpu},
-    load, model, options, part, small, tokens,
+    load, model, options, part, small, tokens_of,
 };
 use crate::backend::{Noise, Ranking, ScaledNoise};
+
+/// A model with factors of embedding, blocks and logits.
+const MINICPM: &str = "group-linears/minicpm-tq2_0.gguf";
 
 /// Rankings of every kind that the screen serves, in turn.
 fn ranking(index: u64) -> Ranking {
@@ -29,6 +32,7 @@ fn tokens_with_the_largest_noise_equal_the_cpus() {
         ("bitnet-tiny", 1),
         ("qwen3-group-tiny", 70),
         ("qwen3-yarn-tiny", 1),
+        (MINICPM, 70),
     ] {
         let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
         let limits = Limits { screened: 80, ..small() };
@@ -40,7 +44,8 @@ fn tokens_with_the_largest_noise_equal_the_cpus() {
                 .map(|i| {
                     let ranking = ranking(round * 100 + i);
                     let block = i as u32;
-                    part(&tokens(3, i as u32 % 4), 0, block, LogitsFor::Largest(ranking))
+                    let prompt = tokens_of(&model, 3, i as u32 % 4);
+                    part(&prompt, 0, block, LogitsFor::Largest(ranking))
                 })
                 .collect();
             check(&format!("{name}: {count} rows, round {round}"), cpu.as_mut(), &mut cuda, &parts);
@@ -56,7 +61,7 @@ const COUNT: usize = 16;
 /// Whole answers of both backends are equal, whatever the sampling parameters.
 #[test]
 fn sampled_answers_equal_the_cpus() {
-    for name in ["bitnet-tiny", "qwen3-group-tiny", "qwen3-yarn-tiny"] {
+    for name in ["bitnet-tiny", "qwen3-group-tiny", "qwen3-yarn-tiny", MINICPM] {
         check_sampled(name);
     }
 }
@@ -84,8 +89,8 @@ fn check_sampled(name: &str) {
         let mut engine = Engine::new(backend, model.clone(), vec![3], config);
         for (seed, sampling) in (0..).zip(params.iter().cycle().take(COUNT)) {
             let sampling = SamplingParams { seed, ..sampling.clone() };
-            let request =
-                Request { prompt: tokens(5, seed as u32), sampling, ..Request::default() };
+            let prompt = tokens_of(&model, 5, seed as u32);
+            let request = Request { prompt, sampling, ..Request::default() };
             engine.submit(request).expect("the request is valid");
         }
         let mut outputs = Vec::new();

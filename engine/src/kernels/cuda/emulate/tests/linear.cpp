@@ -233,15 +233,16 @@ void embeddings() {
     // Two of them are carried.
     vector<u32> given = tokens;
     given[0] = IS_CARRIED | 2, given[4] = IS_CARRIED | 1;
-    for (u32 dtype : {DTYPE_F32, DTYPE_F16, DTYPE_BF16}) {
+    for (auto [dtype, factor] : {std::pair{DTYPE_F32, 12.1f}, {DTYPE_F16, 1.0f}, {DTYPE_F16, 0.7f}, {DTYPE_BF16, 12.1f}}) {
         const void* table = dtype == DTYPE_F32 ? (void*)wide.data() : dtype == DTYPE_F16 ? (void*)half.data() : (void*)brain.data();
         vector<float> out(rows * width), want;
         for (u32 t : tokens)
             for (u32 i = 0; i < width; i++) {
                 u32 at = t * width + i;
-                want.push_back(dtype == DTYPE_F32 ? wide[at] : dtype == DTYPE_F16 ? reference::widen(half[at]) : __uint_as_float(u32(brain[at]) << 16));
+                float element = dtype == DTYPE_F32 ? wide[at] : dtype == DTYPE_F16 ? reference::widen(half[at]) : __uint_as_float(u32(brain[at]) << 16);
+                want.push_back(element * factor);
             }
-        run("embed", {rows + 3, 1, 1}, 256, 0, EmbedArgs{&step, given.data(), carried.data(), table, out.data(), width, dtype});
+        run("embed", {rows + 3, 1, 1}, 256, 0, EmbedArgs{&step, given.data(), carried.data(), table, out.data(), width, dtype, factor, 0});
         expect_same(out, want, "embed");
     }
 }
