@@ -43,14 +43,14 @@ structs! {
     }
 
     /// One ternary matrix and the address of its outputs.
-    Segment = 32 { weights: Address, out: Address, scale: f32, divide: u32, rows: u32, stride: u32 }
+    Segment = 40 { weights: Address, bias: Address, out: Address, scale: f32, divide: u32, rows: u32, stride: u32 }
 
-    LinearArgs = 144 {
+    LinearArgs = 168 {
         step: Address, x: Address, scales: Address, sums: Address, segments: [Segment; 3],
         segment_count: u32, k_blocks: u32, mode: u32, activation: u32,
     }
 
-    NormLinearArgs = 184 {
+    NormLinearArgs = 208 {
         linear: LinearArgs, x: Address, weight: Address, weight2: Address,
         width: u32, eps: f32, eps2: f32, unused: u32,
     }
@@ -87,11 +87,11 @@ structs! {
     }
 
     /// One ternary matrix with scales of groups, and the address of its outputs.
-    GroupSegment = 40 {
-        weights: Address, scales: Address, out: Address, rows: u32, stride: u32, groups: u32, halves: u32,
+    GroupSegment = 48 {
+        weights: Address, scales: Address, bias: Address, out: Address, rows: u32, stride: u32, groups: u32, halves: u32,
     }
 
-    GroupLinearArgs = 160 {
+    GroupLinearArgs = 184 {
         count: Address, x: Address, blocks: Address, segments: [GroupSegment; 3],
         segment_count: u32, k_blocks: u32, digits: u32, mode: u32,
     }

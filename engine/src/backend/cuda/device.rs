@@ -9,7 +9,7 @@ use bytemuck::Pod;
 pub type Address = u64;
 
 /// 64-bit words of the largest struct that a kernel takes.
-const ARGS_WORDS: usize = 24;
+const ARGS_WORDS: usize = 26;
 
 /// A kernel's only parameter, as bytes.
 #[derive(Debug, Clone, Copy)]

@@ -321,5 +321,6 @@ fn segment(linear: &DeviceLinear, out: Address) -> Segment {
         Scale::Divide(scale) => (scale, 1),
     };
     let rows = linear.rows as u32;
-    Segment { weights: linear.weights, out, scale, divide, rows, stride: rows }
+    let DeviceLinear { weights, bias, .. } = *linear;
+    Segment { weights, bias, out, scale, divide, rows, stride: rows }
 }

@@ -223,6 +223,7 @@ fn segment(linear: &DeviceLinear, out: Address, stride: usize) -> GroupSegment {
     GroupSegment {
         weights: linear.weights,
         scales: groups.scales,
+        bias: linear.bias,
         out,
         rows: linear.rows as u32,
         stride: stride as u32,

@@ -152,14 +152,10 @@ fn start(
     Ok(backend)
 }
 
-/// Rejects models with biases, and two digits for a model that was trained with one.
+/// Rejects two digits for a model that was trained with one.
 fn check_model(model: &Model, activations: Option<Digits>) -> Result<(), CudaLoadError> {
-    let config = model.config();
-    if activations == Some(Digits::Two) && !config.group_scales {
+    if activations == Some(Digits::Two) && !model.config().group_scales {
         return Err(CudaLoadError::ActivationsOfTraining);
-    }
-    if !config.linear_biases.is_empty() {
-        return Err(CudaLoadError::Unsupported("biases of linears yet: use --device cpu"));
     }
     Ok(())
 }

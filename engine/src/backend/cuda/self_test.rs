@@ -1,4 +1,4 @@
-//! The self-test at load: linears of the first and the last layer, with their own norms if they have any, on rows
+//! The self-test at load: linears of the first and the last layer, with their own norms and biases if they have any, on rows
 //! of whole numbers. The host computes the expected outputs from the trits. A model does not start on a device that
 //! computes other outputs.
 
@@ -38,6 +38,7 @@ struct Known {
     digits: Digits,
     /// Weights and epsilon of the linear's own norm.
     norm: Option<(Vec<f32>, f32)>,
+    bias: Option<Vec<f32>>,
 }
 
 impl Known {
@@ -48,11 +49,19 @@ impl Known {
     ) -> Result<Self, CudaLoadError> {
         let with_eps = |eps| model.norm(Norm::Linear(layer, linear)).map(|norm| (norm, eps));
         let norm = model.config().linear_norm_eps.map(with_eps).transpose()?;
-        Ok(Self { ternary: model.ternary(layer, linear)?, digits, norm })
+        let (ternary, bias) = (model.ternary(layer, linear)?, model.bias(layer, linear)?);
+        Ok(Self { ternary, digits, norm, bias })
     }
 
     /// Computes the outputs of one row.
     fn outputs(&self, x: &[f32]) -> Vec<f32> {
+        let mut outputs = self.products(x);
+        outputs.iter_mut().zip(self.bias.iter().flatten()).for_each(|(y, bias)| *y += bias);
+        outputs
+    }
+
+    /// Computes the outputs of one row before the bias.
+    fn products(&self, x: &[f32]) -> Vec<f32> {
         let Self { ternary, norm, .. } = self;
         let kernels = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
         let mut normed = x.to_vec();
@@ -60,7 +69,7 @@ impl Known {
             kernels.rms_norm(x, weight, *eps, &mut normed);
         }
         if let Some(groups) = &ternary.groups {
-            return self.group_outputs(kernels, groups, &normed);
+            return self.group_products(kernels, groups, &normed);
         }
         let mut codes = vec![0i8; x.len()];
         let s = kernels.quantize(&normed, &mut codes);
@@ -77,8 +86,8 @@ impl Known {
 }
 
 impl Known {
-    /// Computes the outputs of one row by the definition of `kernels::group_gemm`.
-    fn group_outputs(
+    /// The same by the definition of `kernels::group_gemm`.
+    fn group_products(
         &self,
         kernels: &FloatKernels,
         groups: &GroupScales,

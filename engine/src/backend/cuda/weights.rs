@@ -33,6 +33,8 @@ pub struct DeviceLinear {
     pub cols: usize,
     /// Address of the linear's own norm, or 0.
     pub norm: Address,
+    /// Address of the bias, or 0.
+    pub bias: Address,
     pub groups: Option<DeviceGroups>,
 }
 
@@ -48,7 +50,7 @@ impl DeviceLinear {
             let scales = arena.take(layout::scale_bytes(rows, cols / size));
             DeviceGroups { scales, size }
         });
-        Self { weights, scale: Scale::Multiply(1.0), rows, cols, norm: 0, groups }
+        Self { weights, scale: Scale::Multiply(1.0), rows, cols, norm: 0, bias: 0, groups }
     }
 
     /// Uploads a decoded matrix.
@@ -152,7 +154,9 @@ fn place_layer(model: &Model, index: usize, shape: &Shape, arena: &mut Arena) ->
         let (rows, cols) = config.linear_shape(linear);
         let placed = DeviceLinear::place((rows, cols), model.group_min(index, linear), arena);
         let norm = if shape.linear_eps.is_some() { arena.words(cols) } else { 0 };
-        DeviceLinear { norm, ..placed }
+        let has_bias = config.linear_biases.contains(&linear);
+        let bias = if has_bias { arena.words(rows) } else { 0 };
+        DeviceLinear { norm, bias, ..placed }
     });
     let head_norms = [(); 2].map(|()| if config.qk_norm { arena.words(shape.head_dim) } else { 0 });
     let mut sub_norm = |width| if config.sub_norms { arena.words(width) } else { 0 };
@@ -178,6 +182,9 @@ fn fill_layer(
         to.fill(&model.ternary(index, linear)?, device)?;
         if to.norm != 0 {
             write_floats(device, to.norm, &model.norm(Norm::Linear(index, linear))?)?;
+        }
+        if let Some(bias) = model.bias(index, linear)? {
+            write_floats(device, to.bias, &bias)?;
         }
     }
     for (to, norm) in [

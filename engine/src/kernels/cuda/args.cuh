@@ -52,6 +52,7 @@ struct NormQuantizeArgs {
 // A ternary matrix and the address of its outputs.
 struct Segment {
     const uint4* weights;  // in the ternary layout, see README.md
+    const float* bias;     // (rows); null means none
     float* out;            // (rows of the step, stride)
     float scale;
     u32 divide;  // 0: y = (a / s) * scale; 1: y = a / (s * scale)
@@ -117,6 +118,7 @@ struct GroupQuantizeArgs {
 struct GroupSegment {
     const uint4* weights;  // in the ternary layout, see README.md
     const u16* scales;     // (tiles, groups, 16) of f16
+    const float* bias;     // (rows); null means none
     float* out;            // (rows, stride)
     u32 rows;              // output features
     u32 stride;            // floats from one row of out to the next

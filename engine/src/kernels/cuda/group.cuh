@@ -8,6 +8,7 @@
 #pragma once
 #include "args.cuh"
 #include "fragments.cuh"
+#include "outputs.cuh"
 
 // The weights of sixteen output features of one segment.
 struct GroupTile {

@@ -137,8 +137,7 @@ template <int N, int DEPTH> __device__ __forceinline__ void group_few(const Grou
     UNROLL for (u32 o = 0; o < OUTPUTS; o++) {
         u32 i = o * THREADS + threadIdx.x, token = i / TILE_ROWS, feature = tile.first + i % TILE_ROWS;
         if (token >= of_block || first + token >= rows || feature >= segment.rows) continue;
-        float* at = segment.out + u64(first + token) * segment.stride + feature;
-        *at = args.mode == LINEAR_ADD ? __fadd_rn(*at, y[o]) : y[o];
+        put(args.mode, segment.out + u64(first + token) * segment.stride + feature, biased(y[o], segment.bias, feature));
     }
 }
 

@@ -143,8 +143,7 @@ template <class S, int DIGITS> __device__ __forceinline__ void group_tiles(const
             u32 n = i / Stage::OUTPUTS, o = i % Stage::OUTPUTS, feature = tiles[m].first + lane / 4 + o / ODD * 8;
             u32 token = first + (warp_n * S::WARP_N + n) * (N_TILE / DIGITS) + lane % 4 * ODD + o % ODD;
             if (token >= rows || feature >= segment.rows) continue;
-            float* at = segment.out + u64(token) * segment.stride + feature;
-            *at = args.mode == LINEAR_ADD ? __fadd_rn(*at, y[m][n][o]) : y[m][n][o];
+            put(args.mode, segment.out + u64(token) * segment.stride + feature, biased(y[m][n][o], segment.bias, feature));
         }
     }
 }

@@ -6,6 +6,7 @@
 #pragma once
 #include "args.cuh"
 #include "fragments.cuh"
+#include "outputs.cuh"
 
 // The weights of sixteen output features of one segment.
 struct Tile {
@@ -73,6 +74,11 @@ __device__ __forceinline__ float rescaled(i32 sum, const Divisor& d, const Segme
     return segment.divide ? y : __fmul_rn(y, segment.scale);
 }
 
+// Converts an integer sum to the output of a feature, with its bias.
+__device__ __forceinline__ float output(i32 sum, const Divisor& d, const Segment& segment, u32 feature) {
+    return biased(rescaled(sum, d, segment), segment.bias, feature);
+}
+
 // Returns act(gate) · up, as ops::gate.
 __device__ __forceinline__ float gated(u32 activation, float gate, float up) {
     if (activation == ACTIVATION_SQUARED_RELU) {
@@ -81,9 +87,4 @@ __device__ __forceinline__ float gated(u32 activation, float gate, float up) {
     }
     float e = exp_lane(__fsub_rn(0.0f, gate));
     return __fmul_rn(__fdiv_rn(gate, __fadd_rn(e, 1.0f)), up);
-}
-
-// Stores an output, or adds it to the stored number.
-__device__ __forceinline__ void put(u32 mode, float* at, float y) {
-    *at = mode == LINEAR_ADD ? __fadd_rn(*at, y) : y;
 }

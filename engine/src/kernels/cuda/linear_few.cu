@@ -43,7 +43,7 @@ template <class F> __device__ __forceinline__ void linear_few(const LinearArgs& 
         u32 feature = tile.first + i % TILE_ROWS;
         if (row >= rows || feature >= segment.rows) continue;
         i32 sum = sums[token * F::STRIDE + i % F::ROWS] - scales.sums[token];
-        float y = rescaled(sum, divisor_of(segment, scales.scales[token]), segment);
+        float y = output(sum, divisor_of(segment, scales.scales[token]), segment, feature);
         put(args.mode, segment.out + u64(row) * segment.stride + feature, y);
     }
 }
@@ -63,8 +63,8 @@ template <class F> __device__ __forceinline__ void gate_few(const LinearArgs& ar
         const i32* at = sums + token * F::STRIDE + i % TILE_ROWS;
         float s = scales.scales[token];
         i32 q = scales.sums[token];
-        float g = rescaled(at[0] - q, divisor_of(gate, s), gate);
-        float u = rescaled(at[TILE_ROWS] - q, divisor_of(up, s), up);
+        float g = output(at[0] - q, divisor_of(gate, s), gate, feature);
+        float u = output(at[TILE_ROWS] - q, divisor_of(up, s), up, feature);
         gate.out[u64(row) * gate.stride + feature] = gated(args.activation, g, u);
     }
 }

@@ -101,7 +101,7 @@ KERNEL(512) linear_one(const NormLinearArgs args) {
     };
     Quantized row = multiply_one<1>(args, tiles, sums, prepare);
     if (!has_output) return;
-    float y = rescaled(sums[threadIdx.x] - row.sum, divisor_of(segment, row.scale), segment);
+    float y = output(sums[threadIdx.x] - row.sum, divisor_of(segment, row.scale), segment, feature);
     *at = linear.mode == LINEAR_ADD ? __fadd_rn(before[threadIdx.x], y) : y;
 }
 
@@ -114,7 +114,7 @@ KERNEL(512) gate_one(const NormLinearArgs args) {
     const Segment &gate = linear.segments[0], &up = linear.segments[1];
     u32 feature = blockIdx.x * TILE_ROWS + threadIdx.x;
     if (threadIdx.x >= TILE_ROWS || feature >= gate.rows) return;
-    float g = rescaled(sums[threadIdx.x] - row.sum, divisor_of(gate, row.scale), gate);
-    float u = rescaled(sums[TILE_ROWS + threadIdx.x] - row.sum, divisor_of(up, row.scale), up);
+    float g = output(sums[threadIdx.x] - row.sum, divisor_of(gate, row.scale), gate, feature);
+    float u = output(sums[TILE_ROWS + threadIdx.x] - row.sum, divisor_of(up, row.scale), up, feature);
     gate.out[feature] = gated(linear.activation, g, u);
 }

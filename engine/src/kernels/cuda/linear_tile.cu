@@ -35,10 +35,10 @@ __device__ __forceinline__ void finish(const LinearArgs& args, u32 first, u32 co
                 u32 feature = tiles[m].first + lane / 4 + high * 8;
                 if (feature >= segment.rows) continue;
                 float* at = segment.out + u64(row) * segment.stride + feature;
-                float y = rescaled(sums[m][n][high * 2 + odd] - q, d, segment);
+                float y = output(sums[m][n][high * 2 + odd] - q, d, segment, feature);
                 if (GATE) {
                     Divisor of_up = up.divide ? divisor_of(up, s) : shared;
-                    float u = rescaled(sums[m + STEP - 1][n][high * 2 + odd] - q, of_up, up);
+                    float u = output(sums[m + STEP - 1][n][high * 2 + odd] - q, of_up, up, feature);
                     *at = gated(args.activation, y, u);
                 } else {
                     put(args.mode, at, y);

@@ -17,12 +17,12 @@ use crate::{
 /// A tied and an untied head; the second with YaRN and heads that are wider than hidden size / heads.
 const MODELS: [&str; 2] = ["qwen3-group-tiny", "qwen3-yarn-tiny"];
 
-fn with_digits(digits: Digits, kv: KvType) -> CudaOptions {
+pub fn with_digits(digits: Digits, kv: KvType) -> CudaOptions {
     CudaOptions { activations: Some(digits), ..options(kv, HeadMode::Exact) }
 }
 
 /// Runs a prompt in chunks, then decodes of several sequences, on both.
-fn check_answers(what: &str, model: &Arc<Model>, options: CudaOptions) {
+pub fn check_answers(what: &str, model: &Arc<Model>, options: CudaOptions) {
     let Some(mut cuda) = load(model, options, small()) else { return };
     let mut cpu = on_cpu(model, options);
     let tokens = |count, seed| tokens_of(model, count, seed);

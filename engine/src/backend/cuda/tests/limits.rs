@@ -230,6 +230,7 @@ fn a_misaligned_vector_access_is_an_error_that_stays() {
     (args.step, args.x, args.scales, args.sums) = (at, at + 1024, at + 2048, at + 2048);
     args.segments[0] = Segment {
         weights: at + 4096 + 8,
+        bias: 0,
         out: at + 8192,
         scale: 1.0,
         divide: 0,

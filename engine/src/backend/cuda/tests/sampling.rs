@@ -10,6 +10,8 @@ use crate::backend::{Noise, Ranking, ScaledNoise};
 
 /// A model with factors of embedding, blocks and logits.
 const MINICPM: &str = "group-linears/minicpm-tq2_0.gguf";
+/// A model with biases of all linears.
+const BIASED: &str = "group-linears/llama-tq2_0.gguf";
 
 /// Rankings of every kind that the screen serves, in turn.
 fn ranking(index: u64) -> Ranking {
@@ -61,7 +63,7 @@ const COUNT: usize = 16;
 /// Whole answers of both backends are equal, whatever the sampling parameters.
 #[test]
 fn sampled_answers_equal_the_cpus() {
-    for name in ["bitnet-tiny", "qwen3-group-tiny", "qwen3-yarn-tiny", MINICPM] {
+    for name in ["bitnet-tiny", "qwen3-group-tiny", "qwen3-yarn-tiny", MINICPM, BIASED] {
         check_sampled(name);
     }
 }

@@ -14,11 +14,13 @@ struct Matrix {
     vector<u16> of_groups;  // (rows, groups) of f16
     vector<uint4> packed;
     vector<u16> scales;  // (tiles, groups, 16)
+    vector<float> bias;  // empty: none
 
     Matrix(Random& random, u32 rows, u32 cols, u32 size)
         : rows(rows), cols(cols), size(size), groups(cols / size), trits(size_t(rows) * cols), of_groups(size_t(rows) * groups) {
         for (i8& trit : trits) trit = i8(random.below(3)) - 1;
         for (u16& scale : of_groups) scale = random.below(9) == 0 ? 0 : reference::narrow(fabsf(random.value()) * 0.1f);
+        if (random.below(2)) bias = random.values(rows);
         // Sums are at their extremes where all trits of a row are equal.
         for (u32 row = 3; row < rows; row += 7) std::fill_n(&trits[size_t(row) * cols], cols, i8(row % 2 ? 1 : -1));
         packed = pack_ternary(trits, rows, cols);
@@ -27,7 +29,7 @@ struct Matrix {
             for (u32 g = 0; g < groups; g++) scales[(size_t(row / 16) * groups + g) * 16 + row % 16] = of_groups[size_t(row) * groups + g];
     }
     GroupSegment segment(vector<float>& out, u32 stride) const {
-        return {packed.data(), scales.data(), out.data(), rows, stride, groups, size / 64};
+        return {packed.data(), scales.data(), bias.empty() ? nullptr : bias.data(), out.data(), rows, stride, groups, size / 64};
     }
 };
 
@@ -75,7 +77,7 @@ struct Input {
             float scale = reference::widen(w.of_groups[size_t(feature) * w.groups + g]) * blocks[size_t(row) * (stride / 128) + g * w.size / 128].scale;
             y = fmaf(float(sum), scale, y);
         }
-        return y;
+        return w.bias.empty() ? y : y + w.bias[feature];
     }
     GroupLinearArgs args() { return {&step.rows, q.data(), blocks.data(), {}, 0, stride / 128, digits, 0}; }
 };

@@ -14,17 +14,25 @@ struct Matrix {
     vector<uint4> packed;
     float scale;
     bool divide;
+    vector<float> bias;  // empty: none
     Matrix(Random& random, u32 rows, u32 cols, bool divide) : rows(rows), cols(cols), trits(size_t(rows) * cols), divide(divide) {
         for (i8& t : trits) t = i8(random.below(3)) - 1;
         packed = pack_ternary(trits, rows, cols);
         scale = divide ? 57.3f : 0.0173f;
+        if (random.below(2)) bias = random.values(rows);
     }
     i32 sum(const i8* q, u32 row) const {
         i32 sum = 0;
         for (u32 k = 0; k < cols; k++) sum += i32(trits[size_t(row) * cols + k]) * q[k];
         return sum;
     }
-    Segment segment(vector<float>& out) const { return {packed.data(), out.data(), scale, divide, rows, rows}; }
+    float output(const i8* q, float s, u32 row) const {
+        float y = reference::rescale(sum(q, row), s, scale, divide);
+        return bias.empty() ? y : y + bias[row];
+    }
+    Segment segment(vector<float>& out) const {
+        return {packed.data(), bias.empty() ? nullptr : bias.data(), out.data(), scale, divide, rows, rows};
+    }
 };
 
 struct Input {
@@ -78,8 +86,7 @@ void linear_segments() {
                 want[s] = initial[s];
                 for (u32 r = 0; r < rows; r++)
                     for (u32 o = 0; o < all[s]->rows; o++) {
-                        i32 sum = all[s]->sum(&x.q[size_t(r) * x.stride], o);
-                        float y = reference::rescale(sum, x.scales[r], all[s]->scale, all[s]->divide);
+                        float y = all[s]->output(&x.q[size_t(r) * x.stride], x.scales[r], o);
                         float& at = want[s][size_t(r) * all[s]->rows + o];
                         at = mode == LINEAR_ADD ? at + y : y;
                     }
@@ -114,9 +121,7 @@ void gates() {
             for (u32 r = 0; r < rows; r++)
                 for (u32 o = 0; o < width; o++) {
                     const i8* q = &x.q[size_t(r) * x.stride];
-                    float g = reference::rescale(gate.sum(q, o), x.scales[r], gate.scale, gate.divide);
-                    float u = reference::rescale(up_matrix.sum(q, o), x.scales[r], up_matrix.scale, up_matrix.divide);
-                    want[size_t(r) * width + o] = reference::gate(activation, g, u);
+                    want[size_t(r) * width + o] = reference::gate(activation, gate.output(q, x.scales[r], o), up_matrix.output(q, x.scales[r], o));
                 }
             for (const Kernel& kernel : GATE) {
                 vector<float> out(want.size(), -7.0f);
@@ -148,8 +153,7 @@ void one_row() {
             vector<float> residual = random.values(80), out_a(residual.begin(), residual.begin() + 40);
             vector<float> out_b(residual.begin() + 40, residual.end()), gate(40), want_a, want_b, want_gate;
             for (u32 o = 0; o < 40; o++) {
-                float y = reference::rescale(a.sum(q.data(), o), s, a.scale, false);
-                float z = reference::rescale(b.sum(q.data(), o), s, b.scale, true);
+                float y = a.output(q.data(), s, o), z = b.output(q.data(), s, o);
                 want_a.push_back(out_a[o] + y), want_b.push_back(out_b[o] + z);
                 want_gate.push_back(reference::gate(ACTIVATION_SILU, y, z));
             }
