@@ -61,7 +61,19 @@ pub enum RopeScaling {
     Divisors {
         /// Positive. // (head_dim / 2)
         divisors: Vec<f32>,
+        /// Of LongRoPE, what replaces them in longer texts.
+        #[serde(skip)]
+        beyond: Option<Beyond>,
     },
+}
+
+/// The part of LongRoPE for texts that the engine refuses; conversions keep it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Beyond {
+    /// Longest text without it, in tokens.
+    pub original_context: usize,
+    /// Positive. // (head_dim / 2)
+    pub divisors: Vec<f32>,
 }
 
 impl RopeScaling {
@@ -71,10 +83,10 @@ impl RopeScaling {
     }
 
     /// Returns the scaling by these divisors; all equal to 1 change nothing.
-    pub(crate) fn of_divisors(divisors: Vec<f32>) -> Self {
+    pub(crate) fn of_divisors(divisors: Vec<f32>, beyond: Option<Beyond>) -> Self {
         match divisors.iter().all(|&divisor| divisor == 1.0) {
             true => Self::None,
-            false => Self::Divisors { divisors },
+            false => Self::Divisors { divisors, beyond },
         }
     }
 }

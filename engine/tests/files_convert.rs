@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use support::{check_same_weights, messages, open};
+use support::{RawGguf, check_same_weights, golden, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
     config::{Linear, ModelConfig},
@@ -209,4 +209,102 @@ fn demo_model_keeps_its_fingerprint_in_every_container() {
     {
         convert_exactly(&demo, target, &dir.path().join(name));
     }
+}
+
+/// Adds vectors of f32, all with these values, to a file.
+fn add_vectors(file: &mut RawGguf, names: &[(&str, usize)], value: impl Fn(usize) -> f32) {
+    for &(name, len) in names {
+        let mut tensor = file.tensor("output_norm.weight").clone();
+        (tensor.name, tensor.dims) = (name.to_owned(), vec![len as u64]);
+        tensor.bytes = (0..len).flat_map(|at| value(at).to_le_bytes()).collect();
+        tensor.bytes.resize(tensor.bytes.len().next_multiple_of(32), 0);
+        file.tensors.push(tensor);
+    }
+}
+
+#[test]
+fn biases_and_divisors_stay_beside_one_scale_per_matrix() {
+    let dir = TempDir::new().unwrap();
+    let mut file = RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
+    let config = Model::open_gguf_bytes("plain", file.bytes(32)).unwrap().config().clone();
+    let names: Vec<(String, usize)> = (0..config.layer_count)
+        .flat_map(|layer| {
+            [("attn_q", Linear::Q), ("attn_k", Linear::K), ("ffn_down", Linear::Down)].map(
+                |(name, linear)| {
+                    (format!("blk.{layer}.{name}.bias"), config.linear_shape(linear).0)
+                },
+            )
+        })
+        .collect();
+    let names: Vec<(&str, usize)> = names.iter().map(|(name, len)| (&**name, *len)).collect();
+    add_vectors(&mut file, &names, |at| 0.01 * at as f32 - 0.3);
+    add_vectors(&mut file, &[("rope_freqs.weight", config.head_dim / 2)], |at| 1.0 + at as f32);
+    let model = Model::open_gguf_bytes("biased", file.bytes(32)).unwrap();
+    assert_eq!(model.config().linear_biases, [Linear::Q, Linear::K, Linear::Down]);
+    for (target, name) in [(Target::GgufI2S, "a.gguf"), (Target::GgufTq2_0, "b.gguf")] {
+        let out = dir.path().join(name);
+        let copy = convert_exactly(&model, target, &out);
+        assert_eq!(copy.bias(0, Linear::K).unwrap(), model.bias(0, Linear::K).unwrap());
+        let (mut written, mut source) = (RawGguf::read(&out), file.clone());
+        for name in ["blk.0.attn_q.bias", "blk.0.attn_k.bias", "rope_freqs.weight"] {
+            assert_eq!(written.tensor(name).bytes, source.tensor(name).bytes, "{name}");
+        }
+    }
+    let error =
+        convert(&model, Target::Folder, &dir.path().join("folder")).unwrap_err().to_string();
+    assert!(error.contains("blk.0.attn_q.bias") && error.contains("biases"), "{error}");
+}
+
+#[test]
+fn architectures_without_biases_and_divisors_refuse_them_by_name() {
+    let dir = TempDir::new().unwrap();
+    let refused = |name: &str, len| {
+        let mut file = RawGguf::read(&golden("gguf/bitnet-tiny-i2_s.gguf"));
+        let names: Vec<String> = match name.contains("blk") {
+            true => (0..4).map(|layer| name.replace('0', &layer.to_string())).collect(),
+            false => vec![name.to_owned()],
+        };
+        let names: Vec<(&str, usize)> = names.iter().map(|name| (&**name, len)).collect();
+        add_vectors(&mut file, &names, |at| 2.0 + at as f32);
+        let model = Model::open_gguf_bytes("edited", file.bytes(32)).unwrap();
+        let error = convert(&model, Target::GgufI2S, &dir.path().join("a.gguf")).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        error.to_string()
+    };
+    let head_dim = open("bitnet-tiny").config().head_dim;
+    assert!(refused("blk.0.attn_v.bias", 64).contains("no biases of linears"));
+    assert!(refused("rope_freqs.weight", head_dim / 2).contains("no divisors"));
+}
+
+#[test]
+fn blocks_with_several_scales_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |model: &Model, target| {
+        let error = convert(model, target, &folder.path().join("copy.gguf")).unwrap_err();
+        assert!(!folder.path().join("copy.gguf").exists());
+        error.to_string()
+    };
+    let groups_of_128 = folder.path().join("pairs.gguf");
+    convert(&open("group-linears/llama-tq2_0.gguf"), Target::GgufPq2_0, &groups_of_128).unwrap();
+    let mut raw = RawGguf::read(&groups_of_128);
+    let edit = |raw: &mut RawGguf, name: &str| {
+        raw.tensor(name).bytes[170..172].copy_from_slice(&[1, 0x2c])
+    };
+    edit(&mut raw, "blk.1.ffn_up.weight");
+    let model = Model::open_gguf_bytes("edited", raw.bytes(32)).unwrap();
+    let error = refused(&model, Target::GgufTq2_0);
+    assert!(
+        error.contains("blk.1.ffn_up.weight") && error.contains("scales of its groups"),
+        "{error}"
+    );
+    // Readers take equal scales in the first linear for one scale per matrix.
+    let mut raw = RawGguf::read(&groups_of_128);
+    for block in raw.tensor("blk.0.attn_q.weight").bytes.chunks_exact_mut(34) {
+        block[..2].copy_from_slice(&[0, 0x2c]);
+    }
+    let model = Model::open_gguf_bytes("edited", raw.bytes(32)).unwrap();
+    let error = refused(&model, Target::GgufTq2_0);
+    assert!(error.contains("blk.0.attn_q.weight") && error.contains("all equal"), "{error}");
+    let error = refused(&open("group-linears/llama-tq2_0.gguf"), Target::GgufI2S);
+    assert!(error.contains("one scale per tensor"), "{error}");
 }

@@ -6,7 +6,10 @@ mod support;
 
 use serde_json::{Value, json};
 use support::{Folder, config_refusal, parsed};
-use tritmill_engine::{config::RopeScaling, files::Model};
+use tritmill_engine::{
+    config::{Beyond, RopeScaling},
+    files::Model,
+};
 
 #[test]
 fn missing_biases_are_refused_by_name() {
@@ -53,7 +56,11 @@ fn minicpm_needs_its_factors_and_stays_within_its_context() {
         })
     };
     let divisors = longrope(|_| {}).unwrap().model.rope_scaling;
-    assert_eq!(divisors, RopeScaling::Divisors { divisors: vec![1.5; 16] });
+    let beyond = Some(Beyond { original_context: 512, divisors: vec![2.0; 16] });
+    assert_eq!(divisors, RopeScaling::Divisors { divisors: vec![1.5; 16], beyond });
+    let short = longrope(|scaling| scaling["long_factor"] = Value::Null).unwrap();
+    let divisors = short.model.rope_scaling;
+    assert_eq!(divisors, RopeScaling::Divisors { divisors: vec![1.5; 16], beyond: None });
     let plain = longrope(|scaling| scaling["short_factor"] = json!(vec![1.0; 16]));
     assert!(plain.unwrap().model.rope_scaling.is_none());
     type Edit = fn(&mut Value);

@@ -198,7 +198,10 @@ fn divisors_of_rope_frequencies_are_read_and_checked() {
     let divisors: Vec<f32> = (0..half).map(|j| 1.0 + j as f32).collect();
     let scaled = opened(&divisors).unwrap();
     assert_ne!(scaled.fingerprint().unwrap(), plain.fingerprint().unwrap());
-    assert_eq!(scaled.config().rope_scaling, RopeScaling::Divisors { divisors: divisors.clone() });
+    assert_eq!(
+        scaled.config().rope_scaling,
+        RopeScaling::Divisors { divisors: divisors.clone(), beyond: None }
+    );
     for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let mut divisors = divisors.clone();
         divisors[3] = wrong;

@@ -118,7 +118,9 @@ fn factors_and_divisors_are_read() {
     let factors = config.multipliers;
     assert_eq!((factors.embedding, factors.logit_divisor), (12.0, 4.0));
     assert!((factors.residual - 1.4 / 2f32.sqrt()).abs() < 1e-6);
-    let RopeScaling::Divisors { divisors } = &config.rope_scaling else { panic!("no divisors") };
+    let RopeScaling::Divisors { divisors, .. } = &config.rope_scaling else {
+        panic!("no divisors")
+    };
     assert_eq!((divisors[0], divisors[31]), (1.0, 4.0), "the short ones");
     assert!(config.group_scales && !config.ternary_tables);
     let llama = open("llama-tq2_0").config().clone();
@@ -211,11 +213,11 @@ fn write_folder(model: &Model, folder: &Path) {
         "bos_token_id": config.bos_token, "eos_token_id": config.eos_tokens,
         "attention_bias": !is_minicpm, "mlp_bias": !is_minicpm,
     });
-    if let RopeScaling::Divisors { divisors } = &config.rope_scaling {
+    if let RopeScaling::Divisors { divisors, beyond: Some(beyond) } = &config.rope_scaling {
         (json["scale_emb"], json["scale_depth"], json["dim_model_base"]) =
             (json!(12), json!(1.4), json!(64));
         json["rope_scaling"] = json!({
-            "rope_type": "longrope", "short_factor": divisors, "long_factor": divisors,
+            "rope_type": "longrope", "short_factor": divisors, "long_factor": beyond.divisors,
             "original_max_position_embeddings": config.context_length,
         });
     }
@@ -242,30 +244,75 @@ fn folder_of_dense_weights_is_the_same_model() {
     }
 }
 
+/// Biases, constant factors, and the divisors of LongRoPE for short and long texts.
 #[test]
-fn conversions_keep_the_model_or_are_refused_by_name() {
+fn conversions_keep_the_model_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();
-    let without = |file: &str, remove: fn(&str) -> bool| {
-        let mut raw = RawGguf::read(&path(file));
-        raw.tensors.retain(|tensor| !remove(&tensor.name));
-        Model::open_gguf_bytes("edited", raw.bytes(32)).unwrap()
-    };
-    let good = [
-        without("minicpm-tq2_0", |name| name.starts_with("rope_factors")),
-        without("llama-tq2_0", |name| name.ends_with(".bias")),
-    ];
     let out = folder.path().join("copy.gguf");
-    for target in [Target::GgufPq2_0, Target::GgufPtq1_0, Target::GgufQ2_0] {
-        for model in &good {
-            convert(model, target, &out).unwrap();
-            let copy = Model::open(&out).unwrap();
-            assert_eq!(copy.fingerprint().unwrap(), model.fingerprint().unwrap(), "{target:?}");
-            std::fs::remove_file(&out).unwrap();
+    for file in ["minicpm-tq2_0", "llama-tq2_0"] {
+        let dense = folder.path().join(file);
+        std::fs::create_dir(&dense).unwrap();
+        write_folder(&open(file), &dense);
+        // The BOS token of the other tokenizer.
+        let config = std::fs::read_to_string(dense.join("config.json")).unwrap();
+        let config = config.replace("\"bos_token_id\":257", "\"bos_token_id\":256");
+        std::fs::write(dense.join("config.json"), config).unwrap();
+        for source in [open(file), Arc::new(Model::open(&dense).unwrap())] {
+            let (ids, _) = cases(file).swap_remove(1);
+            let logits =
+                |model: &Arc<Model>| all_logits(backend(model, Digits::Two).as_mut(), BLOCKS, &ids);
+            let want = logits(&source);
+            for target in GROUP_TARGETS {
+                convert(&source, target, &out).unwrap();
+                let copy = Arc::new(Model::open(&out).unwrap());
+                support::check_same_weights(&source, &copy);
+                assert_eq!(copy.fingerprint().unwrap(), source.fingerprint().unwrap());
+                assert!(logits(&copy) == want, "{file} {target}");
+            }
         }
-        let refused = |file: &str| convert(&open(file), target, &out).unwrap_err().to_string();
-        let (divisors, biases) = (refused("minicpm-tq2_0"), refused("llama-tq2_0"));
-        assert!(divisors.contains("rope_freqs.weight"), "{divisors}");
-        assert!(biases.contains("blk.0.attn_q.weight") && biases.contains("biases"), "{biases}");
+    }
+}
+
+const GROUP_TARGETS: [Target; 4] =
+    [Target::GgufQ2_0, Target::GgufPq2_0, Target::GgufPtq1_0, Target::GgufTq2_0];
+
+/// The keys and tensors are those of llama.cpp's converter.
+#[test]
+fn longrope_and_biases_are_written_as_llama_cpp_reads_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let converted = |file: &str, target| {
+        let out = folder.path().join("copy.gguf");
+        convert(&open(file), target, &out).unwrap();
+        RawGguf::read(&out)
+    };
+    let mut longrope = converted("minicpm-tq2_0", Target::GgufTq2_0);
+    let mut source = RawGguf::read(&path("minicpm-tq2_0"));
+    for key in ["embedding_scale", "residual_scale", "logit_scale"] {
+        assert_eq!(
+            longrope.value(&format!("minicpm.{key}")),
+            source.value(&format!("minicpm.{key}"))
+        );
+    }
+    for key in ["type", "original_context_length"] {
+        let key = format!("minicpm.rope.scaling.{key}");
+        assert_eq!(longrope.value(&key), source.value(&key), "{key}");
+    }
+    for name in ["rope_factors_short.weight", "rope_factors_long.weight", "blk.1.attn_q.weight"] {
+        assert_eq!(longrope.tensor(name).bytes, source.tensor(name).bytes, "{name}");
+    }
+    // Without the long divisors there is no LongRoPE, only divisors.
+    source.tensors.retain(|tensor| tensor.name != "rope_factors_long.weight");
+    let short = Model::open_gguf_bytes("short", source.bytes(32)).unwrap();
+    let out = folder.path().join("short.gguf");
+    convert(&short, Target::GgufTq2_0, &out).unwrap();
+    assert_eq!(RawGguf::read(&out).value("minicpm.rope.scaling.type"), None);
+    assert_eq!(Model::open(&out).unwrap().fingerprint().unwrap(), short.fingerprint().unwrap());
+
+    let mut biased = converted("llama-tq2_0", Target::GgufTq2_0);
+    let mut source = RawGguf::read(&path("llama-tq2_0"));
+    for name in ["attn_q", "attn_k", "attn_output", "ffn_gate"] {
+        let name = format!("blk.1.{name}.bias");
+        assert_eq!(biased.tensor(&name).bytes, source.tensor(&name).bytes, "{name}");
     }
 }
 

@@ -43,7 +43,7 @@ fn scale(frequencies: &mut [f32], scaling: &RopeScaling) {
     match scaling {
         RopeScaling::None | RopeScaling::Yarn(_) => {}
         RopeScaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= factor),
-        RopeScaling::Divisors { divisors } => {
+        RopeScaling::Divisors { divisors, .. } => {
             frequencies.iter_mut().zip(divisors).for_each(|(f, divisor)| *f /= divisor);
         }
         &RopeScaling::Llama3 {
@@ -153,6 +153,6 @@ mod tests {
     fn divisors_divide_each_frequency() {
         let divisors = vec![1.0, 2.0, 4.0, 8.0];
         let expected = [(0, 1.0), (1, 0.5e-1), (2, 0.25e-2), (3, 0.125e-3)];
-        check(1e4, 8, RopeScaling::Divisors { divisors }, &expected);
+        check(1e4, 8, RopeScaling::Divisors { divisors, beyond: None }, &expected);
     }
 }

@@ -1,9 +1,9 @@
 //! Converts models between containers without changing what they compute.
 //!
-//! Trits, norms, embedding, tokenizer and chat template stay exactly the same. So do scales, with two
-//! exceptions that the [`Report`] counts: GGUF readers only multiply, so a scale to divide by
-//! (`bitlinear` folders) becomes its f32 reciprocal; and `TQ2_0` holds scales as f16, so other scales
-//! are rounded. Scales of groups stay the same. Both change results in the last digits and therefore the fingerprint. A tensor that
+//! Trits, norms, biases, factors, divisors of RoPE frequencies, embedding, tokenizer and chat template stay exactly the
+//! same, and so do scales of groups. One scale per matrix stays, too, with two exceptions that the [`Report`] counts: GGUF
+//! readers only multiply, so a scale to divide by (`bitlinear` folders) becomes its f32 reciprocal; and `TQ2_0` holds
+//! scales as f16, so other scales are rounded. Both change results in the last digits and therefore the fingerprint. What
 //! the target format cannot hold is an error that names it, before anything is written.
 
 use std::path::Path;
@@ -75,10 +75,6 @@ pub struct Report {
 /// [`ModelError::Unconvertible`] names the tensor that the target cannot hold. Errors while reading
 /// the model or writing the file are returned as they are.
 pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
-    if let Some(&linear) = model.config().linear_biases.first() {
-        let problem = Problem::Other("biases of linears are read, but not written");
-        return Err(refuse(model.ternary_name(0, linear).to_owned(), to, problem));
-    }
     match to {
         Target::Folder => convert_folder::write(model, out),
         Target::GgufI2S

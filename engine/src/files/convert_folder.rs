@@ -11,7 +11,7 @@ use super::{
     hf_rope, hf_tensors,
     hf_write::{self, FolderTexts},
     model::Model,
-    roles::norm_len,
+    roles::{biases, norm_len},
     safetensors::Dtype,
     ternary_write,
 };
@@ -36,6 +36,11 @@ pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
     if config.group_scales {
         let problem = Problem::Other("packed folders have one scale per tensor");
         return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), Target::Folder, problem));
+    }
+    if let Some((layer, linear)) = biases(config).next() {
+        let problem = Problem::Other("packed folders have no biases of linears");
+        let tensor = &model.parts().tensors.biases[&(layer, linear)];
+        return Err(refuse(tensor.name.clone(), Target::Folder, problem));
     }
     if hf_rope::to_json(&config.rope_scaling).is_none() {
         let problem = Problem::Other("config.json has no divisors of RoPE frequencies");

@@ -1,11 +1,11 @@
-//! Writes a model as a GGUF file for bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`), or with a scale for each group of
-//! inputs.
+//! Writes the tensors of a model as a GGUF file for bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`), or with a scale for each
+//! group of inputs; [`gguf_metadata`] has the rest.
 //!
-//! Besides the keys that those engines read, the file has [`gguf_names::EOS_TOKENS_KEY`], the complete
-//! list of end tokens: the format's own key holds only one.
+//! Tensors that the engines which read an architecture do not look for are refused.
 
 use std::{
     borrow::Cow,
+    collections::HashSet,
     io::{BufWriter, Write},
     path::Path,
 };
@@ -16,46 +16,68 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::DenseType,
     error::{ModelError, Problem},
-    gguf_config, gguf_names,
+    gguf_metadata::{self, Described},
+    gguf_names,
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES},
-    gguf_tokenizer::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
-    gguf_write::{self, Meta, TensorPlan},
+    gguf_write::{self, TensorPlan},
     hf_tensors,
     model::{DenseTensor, Model},
     partial::Partial,
-    roles::norm_len,
+    roles::biases,
     ternary_write,
 };
 use crate::{
-    chat::ChatTemplate,
-    config::{Activation, Linear, ModelConfig, Multipliers, Norm, RopeScaling, Yarn},
+    config::{Activation, Linear, ModelConfig, Norm, RopeScaling},
     formats::{Scale, TernaryMatrix},
-    tokenizer::{TokenKind, Tokenizer},
 };
+
+/// Returns the block type of linears with a scale for each group of inputs.
+fn group_type(config: &ModelConfig, to: Target) -> Option<DenseType> {
+    match to {
+        Target::GgufTq2_0 => config.group_scales.then_some(DenseType::Tq2_0),
+        _ => to.group_type(),
+    }
+}
 
 /// Returns the architecture name, by which GGUF readers select their conventions.
 fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     let config = model.config();
-    if config.group_scales != to.group_type().is_some() {
+    if config.group_scales != group_type(config, to).is_some() {
         let problem = Problem::Other(match config.group_scales {
             true => "the format has one scale per tensor",
             false => "the model has one scale per tensor, the format one per group of inputs",
         });
         return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), to, problem));
     }
+    let name = family(config, to)?;
+    if permutes_heads(name) {
+        return Ok(name);
+    }
+    if let Some((layer, linear)) = biases(config).next() {
+        let problem = Problem::Other("the architecture has no biases of linears");
+        let tensor = &model.parts().tensors.biases[&(layer, linear)];
+        return Err(refuse(tensor.name.clone(), to, problem));
+    }
+    if matches!(config.rope_scaling, RopeScaling::Divisors { .. }) {
+        let problem = Problem::Other("the architecture has no divisors of RoPE frequencies");
+        return Err(refuse(gguf_names::ROPE_DIVISORS.to_owned(), to, problem));
+    }
+    Ok(name)
+}
+
+fn family(config: &ModelConfig, to: Target) -> Result<&'static str, ModelError> {
     if config.qk_norm {
         return Ok("qwen3");
-    }
-    if !config.multipliers.is_none() {
-        return Ok("minicpm");
     }
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
         return Err(refuse(hf_tensors::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
     }
+    let is_longrope = matches!(config.rope_scaling, RopeScaling::Divisors { beyond: Some(_), .. });
     let name = match (config.sub_norms, config.activation) {
         (true, Activation::SquaredRelu) => "bitnet-b1.58",
         (true, Activation::Silu) => "bitnet",
+        (false, Activation::Silu) if is_longrope || !config.multipliers.is_none() => "minicpm",
         (false, Activation::Silu) => "llama",
         (false, Activation::SquaredRelu) => {
             let problem = Problem::Other("no architecture has squared ReLU without sub-norms");
@@ -69,6 +91,11 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     Ok(name)
 }
 
+/// Returns whether rows of Q and K are in the order for adjacent-pair RoPE.
+fn permutes_heads(architecture: &str) -> bool {
+    matches!(architecture, "llama" | "minicpm")
+}
+
 /// Writes `model` as a GGUF file.
 pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
     let architecture = architecture(model, to)?;
@@ -79,8 +106,10 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
         chat_template: model.chat_template(),
         eos_token: eos_token(model),
     };
-    let metadata = metadata(&described, architecture, to)?;
-    let plan = plan(model, to)?;
+    let metadata = gguf_metadata::metadata(&described, architecture, to)?;
+    let group_type = group_type(model.config(), to);
+    let vectors = vectors(model, architecture)?;
+    let plan = plan(model, &vectors, to)?;
     let partial = Partial::create(out)?;
     let io = |error| partial.error(error);
     let mut writer = BufWriter::with_capacity(1 << 20, partial.file());
@@ -94,17 +123,20 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
     if let Some(head) = &tables.head {
         write(&table(model, to, head)?).map_err(io)?;
     }
-    for norm in model.norms() {
-        write(&f32_bytes(&model.norm(norm)?)).map_err(io)?;
+    for (_, values) in &vectors {
+        write(&f32_bytes(values)).map_err(io)?;
     }
     let mut inexact_scale_count = 0;
     for (layer, linear) in linears(model.config()) {
         let mut matrix = model.ternary(layer, linear)?;
-        if matches!(architecture, "llama" | "minicpm") {
-            permute(&mut matrix, linear, model.config());
+        if permutes_heads(architecture) && is_permuted(linear) {
+            matrix.reorder_rows(|row| adjacent(row, model.config().head_dim));
         }
         let name = model.ternary_name(layer, linear);
-        let (bytes, exact) = match to.group_type() {
+        if group_type == Some(DenseType::Tq2_0) && (layer, linear) == (0, Linear::Q) {
+            check_group_scales(name, &matrix, to)?;
+        }
+        let (bytes, exact) = match group_type {
             Some(dtype) => (encode_groups(name, &matrix, to, dtype)?, true),
             None => encode(&matrix, to),
         };
@@ -117,12 +149,39 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
     Ok(Report { tensor_count: plan.len(), inexact_scale_count })
 }
 
-/// Returns the tensor directory, in the order in which [`write`] writes the data. Norms are always
-/// F32, because readers accept no other type.
-fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
+/// Returns name and values of the norms, the divisors of the RoPE frequencies and the biases. They are always F32,
+/// because readers accept no other type.
+fn vectors(model: &Model, architecture: &str) -> Result<Vec<(String, Vec<f32>)>, ModelError> {
+    let config = model.config();
+    let mut vectors = Vec::new();
+    for norm in model.norms() {
+        vectors.push((gguf_names::norm_name(norm).unwrap_or_default(), model.norm(norm)?));
+    }
+    if let RopeScaling::Divisors { divisors, beyond } = &config.rope_scaling {
+        let [short, long] = gguf_names::LONGROPE_DIVISORS;
+        let name = if beyond.is_some() { short } else { gguf_names::ROPE_DIVISORS };
+        vectors.push((name.to_owned(), divisors.clone()));
+        vectors.extend(beyond.iter().map(|beyond| (long.to_owned(), beyond.divisors.clone())));
+    }
+    for (layer, linear) in biases(config) {
+        let mut bias = model.bias(layer, linear)?.unwrap_or_default();
+        if permutes_heads(architecture) && is_permuted(linear) {
+            bias = (0..bias.len()).map(|row| bias[adjacent(row, config.head_dim)]).collect();
+        }
+        vectors.push((gguf_names::bias_name(layer, linear), bias));
+    }
+    Ok(vectors)
+}
+
+/// Returns the tensor directory, in the order in which [`write`] writes the data.
+fn plan(
+    model: &Model,
+    vectors: &[(String, Vec<f32>)],
+    to: Target,
+) -> Result<Vec<TensorPlan>, ModelError> {
     let config = model.config();
     let tensors = &model.parts().tensors;
-    let group_type = to.group_type();
+    let group_type = group_type(config, to);
     let table = |name: &str, tensor: &DenseTensor| match group_type {
         Some(dtype) if config.ternary_tables => {
             group_plan(name.to_owned(), tensor.rows, tensor.cols, dtype)
@@ -131,9 +190,8 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     };
     let mut plan = vec![table(gguf_names::EMBEDDING, &tensors.embedding)];
     plan.extend(tensors.head.as_ref().map(|head| table(gguf_names::HEAD, head)));
-    for norm in model.norms() {
-        let len = norm_len(config, norm) as u64;
-        let name = gguf_names::norm_name(norm).unwrap_or_default();
+    for (name, values) in vectors {
+        let (name, len) = (name.clone(), values.len() as u64);
         plan.push(TensorPlan { name, dims: vec![len], type_id: 0, size_bytes: len * 4 });
     }
     let (block, type_id) = match to {
@@ -184,7 +242,7 @@ fn table<'a>(
         true => (model.head(), model.ternary_head()?),
         false => (model.embedding(), model.ternary_embedding()?),
     };
-    match (to.group_type(), ternary) {
+    match (group_type(model.config(), to), ternary) {
         (Some(dtype), Some(matrix)) => {
             encode_groups(&tensor.name, &matrix, to, dtype).map(Cow::Owned)
         }
@@ -199,10 +257,31 @@ fn encode_groups(
     to: Target,
     dtype: DenseType,
 ) -> Result<Vec<u8>, ModelError> {
+    let (of, _) = dtype.block();
     ternary_write::encode_groups(matrix, dtype).ok_or_else(|| {
-        let problem = Problem::Other("its groups have 64 inputs, those of the format 128");
+        let problem = match matrix.cols.is_multiple_of(of) {
+            true => Problem::Other("the scales of its groups differ inside blocks of the format"),
+            false => Problem::NotAMultiple {
+                what: "row length",
+                value: matrix.cols as u64,
+                of: of as u64,
+            },
+        };
         refuse(name.to_owned(), to, problem)
     })
+}
+
+/// Checks that the scales of the first linear differ: by this, readers of `TQ2_0` know that a model has scales of groups.
+fn check_group_scales(name: &str, matrix: &TernaryMatrix, to: Target) -> Result<(), ModelError> {
+    let scales = matrix.groups.iter().flat_map(|groups| &groups.scales);
+    let distinct: HashSet<u16> =
+        scales.map(|scale| scale.to_bits()).filter(|&bits| bits != 0).collect();
+    if distinct.len() < 2 {
+        let problem =
+            Problem::Other("its scales are all equal, which stands for one scale per tensor");
+        return Err(refuse(name.to_owned(), to, problem));
+    }
+    Ok(())
 }
 
 /// Returns the stored bytes of a ternary tensor, and whether its scale is unchanged.
@@ -221,17 +300,15 @@ fn encode(matrix: &TernaryMatrix, to: Target) -> (Vec<u8>, bool) {
     (ternary_write::encode_i2_s(&matrix.trits, scale), is_multiplier)
 }
 
-/// Puts Q and K rows into llama.cpp's adjacent-pair order: row `j·head_dim/2 + i` of a head goes to
-/// row `2i + j`.
-fn permute(matrix: &mut TernaryMatrix, linear: Linear, config: &ModelConfig) {
-    if !matches!(linear, Linear::Q | Linear::K) {
-        return;
-    }
-    let head_dim = config.head_dim;
-    matrix.reorder_rows(|row| {
-        let (head, within) = (row / head_dim, row % head_dim);
-        head * head_dim + (within % 2) * (head_dim / 2) + within / 2
-    });
+fn is_permuted(linear: Linear) -> bool {
+    matches!(linear, Linear::Q | Linear::K)
+}
+
+/// Returns the half-split row that is at `row` in llama.cpp's adjacent-pair order: row `j·head_dim/2 + i` of a head goes
+/// to row `2i + j`.
+fn adjacent(row: usize, head_dim: usize) -> usize {
+    let (head, within) = (row / head_dim, row % head_dim);
+    head * head_dim + (within % 2) * (head_dim / 2) + within / 2
 }
 
 /// Returns the type id of a tensor.
@@ -258,130 +335,4 @@ fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
         type_id: type_id(tensor.dtype),
         size_bytes: tensor.span.range.len() as u64,
     }
-}
-
-/// What metadata are written of a model.
-pub(super) struct Described<'a> {
-    pub name: &'a str,
-    pub config: &'a ModelConfig,
-    pub tokenizer: &'a Tokenizer,
-    pub chat_template: Option<&'a ChatTemplate>,
-    pub eos_token: Option<u32>,
-}
-
-/// Returns the metadata of the model, in the order bitnet.cpp writes them.
-pub(super) fn metadata(
-    model: &Described<'_>,
-    architecture: &str,
-    to: Target,
-) -> Result<Vec<(String, Meta)>, ModelError> {
-    let config = model.config;
-    let number = |value: usize| Meta::U32(u32::try_from(value).unwrap_or(u32::MAX));
-    let mut metadata = vec![
-        ("general.architecture".to_owned(), Meta::Text(architecture.to_owned())),
-        ("general.name".to_owned(), Meta::Text(model.name.to_owned())),
-        ("general.quantization_version".to_owned(), Meta::U32(2)),
-    ];
-    let file_type = match to {
-        Target::GgufTq2_0 => Some(37),
-        Target::GgufI2S => Some(40),
-        _ => None,
-    };
-    metadata.extend(file_type.map(|kind| ("general.file_type".to_owned(), Meta::U32(kind))));
-    for (key, value) in [
-        ("vocab_size", number(config.vocab_size)),
-        ("context_length", number(config.context_length)),
-        ("embedding_length", number(config.hidden_size)),
-        ("block_count", number(config.layer_count)),
-        ("feed_forward_length", number(config.intermediate_size)),
-        ("rope.dimension_count", number(config.head_dim)),
-        ("rope.freq_base", Meta::F32(config.rope_theta)),
-        ("attention.head_count", number(config.head_count)),
-        ("attention.head_count_kv", number(config.kv_head_count)),
-        ("attention.key_length", number(config.head_dim)),
-        ("attention.value_length", number(config.head_dim)),
-        ("attention.layer_norm_rms_epsilon", Meta::F32(config.rms_norm_eps)),
-    ] {
-        metadata.push((format!("{architecture}.{key}"), value));
-    }
-    if !config.multipliers.is_none() {
-        let Multipliers { embedding, residual, logit_divisor } = config.multipliers;
-        let values = [embedding, residual, logit_divisor];
-        for (key, value) in gguf_config::MULTIPLIER_KEYS.into_iter().zip(values) {
-            metadata.push((format!("{architecture}.{key}"), Meta::F32(value)));
-        }
-    }
-    let mut push = |key: &str, value| {
-        metadata.push((format!("{architecture}.rope.scaling.{key}"), value));
-    };
-    match config.rope_scaling {
-        RopeScaling::None => {}
-        RopeScaling::Linear { factor } => {
-            push("type", Meta::Text("linear".to_owned()));
-            push("factor", Meta::F32(factor));
-        }
-        RopeScaling::Yarn(Yarn { factor, original_context }) => {
-            push("type", Meta::Text("yarn".to_owned()));
-            push("factor", Meta::F32(factor));
-            push("original_context_length", number(original_context));
-        }
-        RopeScaling::Llama3 { .. } | RopeScaling::Divisors { .. } => {
-            let problem = Problem::Other("its RoPE frequencies are scaled one by one");
-            return Err(refuse(gguf_names::ROPE_DIVISORS.to_owned(), to, problem));
-        }
-    }
-    metadata.extend(tokenizer_metadata(model, to)?);
-    Ok(metadata)
-}
-
-fn tokenizer_metadata(
-    model: &Described<'_>,
-    to: Target,
-) -> Result<Vec<(String, Meta)>, ModelError> {
-    let Described { config, tokenizer, .. } = *model;
-    let vocabulary = tokenizer.vocabulary()?;
-    let Some(pre) = vocabulary.pre else {
-        let problem = Problem::Other(if tokenizer.has_pieces() {
-            "SentencePiece vocabularies are read from GGUF files, but not written"
-        } else {
-            "its pre-tokenizer has no name in the format"
-        });
-        return Err(refuse("tokenizer.json".to_owned(), to, problem));
-    };
-    let framed = tokenizer.encode("", true)?;
-    let eos = model.eos_token;
-    let add_bos = config.bos_token.is_some() && framed.first() == config.bos_token.as_ref();
-    let add_eos = framed.len() > usize::from(add_bos);
-    if framed.len() > 2 || (add_eos && framed.last() != eos.as_ref()) {
-        let problem = Problem::Other("it puts more around a prompt than one BOS and EOS token");
-        return Err(refuse("tokenizer.json".to_owned(), to, problem));
-    }
-    let mut texts = Vec::with_capacity(config.vocab_size);
-    let mut kinds = Vec::with_capacity(config.vocab_size);
-    for id in 0..config.vocab_size {
-        let (text, kind) = match vocabulary.tokens.get(id).cloned().flatten() {
-            None => (format!("[PAD{id}]"), TYPE_UNUSED),
-            Some((text, TokenKind::Normal)) => (text, TYPE_NORMAL),
-            Some((text, TokenKind::Added)) => (text, TYPE_USER_DEFINED),
-            Some((text, TokenKind::Special)) => (text, TYPE_CONTROL),
-        };
-        texts.push(text);
-        kinds.push(kind as i32);
-    }
-    let mut metadata = vec![
-        ("tokenizer.ggml.model", Meta::Text("gpt2".to_owned())),
-        ("tokenizer.ggml.pre", Meta::Text(pre.to_owned())),
-        ("tokenizer.ggml.tokens", Meta::Texts(texts)),
-        ("tokenizer.ggml.token_type", Meta::I32s(kinds)),
-        ("tokenizer.ggml.merges", Meta::Texts(vocabulary.merges)),
-        ("tokenizer.ggml.add_bos_token", Meta::Bool(add_bos)),
-        ("tokenizer.ggml.add_eos_token", Meta::Bool(add_eos)),
-        (gguf_names::EOS_TOKENS_KEY, Meta::U32s(config.eos_tokens.clone())),
-    ];
-    metadata.extend(config.bos_token.map(|id| ("tokenizer.ggml.bos_token_id", Meta::U32(id))));
-    metadata.extend(eos.map(|id| ("tokenizer.ggml.eos_token_id", Meta::U32(id))));
-    if let Some(template) = model.chat_template {
-        metadata.push(("tokenizer.chat_template", Meta::Text(template.source().to_owned())));
-    }
-    Ok(metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }

@@ -146,7 +146,7 @@ fn hash_rope_scaling(hasher: &mut blake3::Hasher, scaling: &RopeScaling) {
             ("llama3", numbers, *original_context_length)
         }
         RopeScaling::Yarn(yarn) => ("yarn", vec![yarn.factor], yarn.original_context),
-        RopeScaling::Divisors { divisors } => ("divisors", divisors.clone(), 0),
+        RopeScaling::Divisors { divisors, .. } => ("divisors", divisors.clone(), 0),
     };
     hasher.update(kind.as_bytes());
     hasher.update(&f32_bytes(&numbers));

@@ -308,7 +308,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Reads a positive number of at most `limit`, which fits a u32.
-    fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
+    pub fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
         match self.whole(key)? {
             None => Ok(None),
             Some(number) if (1..=limit).contains(&number) => Ok(Some(number as usize)),

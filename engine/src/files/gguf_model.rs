@@ -14,13 +14,12 @@ use std::{
 };
 
 use super::{
-    dense::{DenseType, widen},
+    dense::DenseType,
     error::{ModelError, Problem, check_overlaps},
     gguf::{self, Gguf, TensorEntry},
     gguf_config::{self, Architecture},
-    gguf_names::{
-        EMBEDDING, HEAD, LONGROPE_DIVISORS, ROPE_DIVISORS, bias_name, linear_name, norm_name,
-    },
+    gguf_names::{EMBEDDING, HEAD, bias_name, linear_name, norm_name},
+    gguf_rope,
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
     gguf_tokenizer,
     grouped::GROUP_MIN,
@@ -29,7 +28,7 @@ use super::{
     roles::{biases, norm_len, norms},
     ternary::Packing,
 };
-use crate::config::{Linear, ModelConfig, RopeScaling};
+use crate::config::{Linear, ModelConfig};
 
 /// Accepted types of matrices with scales of groups.
 const GROUPED_TYPES: &str =
@@ -71,7 +70,7 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         config.group_scales = finder.has_group_scales();
     }
     config.linear_biases = finder.linear_biases();
-    finder.rope_divisors(&mut config, architecture)?;
+    gguf_rope::read_divisors(&gguf, &mut finder, &mut config, architecture)?;
     let tensors = finder.tensors(&config, architecture)?;
     let listing = finder.finish(&gguf, &config)?;
     Ok(Parts {
@@ -87,9 +86,9 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
 }
 
 /// Takes tensors out of the directory, one role at a time.
-struct Finder<'a> {
-    entries: HashMap<&'a str, &'a TensorEntry<'a>>,
-    bytes: &'a [u8],
+pub(super) struct Finder<'a> {
+    pub entries: HashMap<&'a str, &'a TensorEntry<'a>>,
+    pub bytes: &'a [u8],
     data_start: u64,
     alignment: u64,
     /// Offsets of all tensors in the data section.
@@ -176,37 +175,6 @@ impl<'a> Finder<'a> {
         scales.any(|scale| Some(scale) != first)
     }
 
-    /// Reads the divisors of the RoPE frequencies, if the file has them. They are refused with another scaling,
-    /// because llama.cpp would apply both.
-    fn rope_divisors(
-        &mut self,
-        config: &mut ModelConfig,
-        architecture: Architecture,
-    ) -> Result<(), ModelError> {
-        let [short, long] = LONGROPE_DIVISORS;
-        let is_longrope = architecture == Architecture::MiniCpm && self.entries.contains_key(short);
-        let name = if is_longrope { short } else { ROPE_DIVISORS };
-        if !self.entries.contains_key(name) {
-            return Ok(());
-        }
-        if !config.rope_scaling.is_none() {
-            return Err(ModelError::UnexpectedTensor { tensor: name.to_owned() });
-        }
-        let shape = [config.head_dim / 2];
-        if is_longrope && self.entries.contains_key(long) {
-            self.dense(long, &shape)?;
-        }
-        let tensor = self.dense(name, &shape)?;
-        let mut divisors = vec![0f32; tensor.cols];
-        widen(tensor.dtype, &self.bytes[tensor.span.range.clone()], &mut divisors);
-        if let Some(wrong) = divisors.iter().find(|d| !(d.is_finite() && **d > 0.0)) {
-            let problem = Problem::BadScale(*wrong);
-            return Err(ModelError::bad_tensor(name, tensor.span.range.start as u64, problem));
-        }
-        config.rope_scaling = RopeScaling::of_divisors(divisors);
-        Ok(())
-    }
-
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorEntry<'a>, ModelError> {
         let Some(entry) = self.entries.remove(name) else {
             return Err(ModelError::MissingTensor { tensor: name.to_owned() });
@@ -251,7 +219,7 @@ impl<'a> Finder<'a> {
         ModelError::TensorType { tensor: entry.name.to_owned(), found, expected }
     }
 
-    fn dense(&mut self, name: &str, shape: &[usize]) -> Result<DenseTensor, ModelError> {
+    pub fn dense(&mut self, name: &str, shape: &[usize]) -> Result<DenseTensor, ModelError> {
         let entry = self.take(name, shape)?;
         let dtype = match entry.type_id {
             0 => DenseType::F32,

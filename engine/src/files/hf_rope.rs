@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::{error::ModelError, json_keys::Keys};
-use crate::config::{RopeScaling, Yarn};
+use crate::config::{Beyond, RopeScaling, Yarn};
 
 /// Largest context accepted.
 const CONTEXT_MAX: u64 = u32::MAX as u64;
@@ -127,22 +127,25 @@ const LONGROPE_KEYS: [&str; 4] =
 /// Reads the scaling of MiniCPM4, which within the original context divides each frequency by its short factor.
 /// Beyond it the model's code changes the factors with the length of the text, which is refused.
 fn longrope(keys: &Keys<'_>, shape: Shape) -> Result<RopeScaling, ModelError> {
-    let [short_key, _, context_key, _] = LONGROPE_KEYS;
+    let [short_key, long_key, context_key, _] = LONGROPE_KEYS;
     let original = keys.size(context_key, CONTEXT_MAX)?.ok_or_else(|| keys.missing(context_key))?;
     if shape.context_length > original {
         return Err(keys.unsupported(context_key, "a context beyond the original one"));
     }
-    let list = keys.get(short_key).ok_or_else(|| keys.missing(short_key))?;
     let number = |value: &Value| value.as_f64().map(|number| number as f32);
-    let divisors: Option<Vec<f32>> =
-        list.as_array().and_then(|list| list.iter().map(number).collect());
     let is_good = |divisors: &Vec<f32>| {
         divisors.len() == shape.frequencies && divisors.iter().all(|d| d.is_finite() && *d > 0.0)
     };
-    match divisors.filter(is_good) {
-        Some(divisors) => Ok(RopeScaling::of_divisors(divisors)),
-        None => Err(keys.bad(short_key, "a positive number for each frequency")),
-    }
+    let divisors = |list: &Value| -> Option<Vec<f32>> {
+        list.as_array()?.iter().map(number).collect::<Option<_>>().filter(is_good)
+    };
+    let list = keys.get(short_key).ok_or_else(|| keys.missing(short_key))?;
+    let Some(short) = divisors(list) else {
+        return Err(keys.bad(short_key, "a positive number for each frequency"));
+    };
+    let long = keys.get(long_key).and_then(divisors);
+    let beyond = long.map(|divisors| Beyond { original_context: original, divisors });
+    Ok(RopeScaling::of_divisors(short, beyond))
 }
 
 fn factor(keys: &Keys<'_>, key: &str) -> Result<f32, ModelError> {

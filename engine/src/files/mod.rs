@@ -15,9 +15,11 @@ mod fingerprint;
 #[doc(hidden)]
 pub mod gguf;
 mod gguf_config;
+mod gguf_metadata;
 mod gguf_model;
 mod gguf_names;
 mod gguf_pieces;
+mod gguf_rope;
 mod gguf_ternary;
 mod gguf_tokenizer;
 mod gguf_write;

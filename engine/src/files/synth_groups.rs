@@ -11,9 +11,10 @@ use rayon::prelude::*;
 
 use super::{
     convert::{Target, f32_bytes},
-    convert_gguf::{Described, group_plan, metadata},
+    convert_gguf::group_plan,
     dense::DenseType,
     error::ModelError,
+    gguf_metadata::{Described, metadata},
     gguf_names,
     gguf_write::{self, TensorPlan},
     grouped::{PQ2_0_BLOCK, PQ2_0_BYTES},

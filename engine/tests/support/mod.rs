@@ -211,6 +211,11 @@ impl RawGguf {
         self.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
     }
 
+    /// Returns the bytes of the type and the value of a key.
+    pub fn value(&self, key: &str) -> Option<&[u8]> {
+        self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| &**value)
+    }
+
     pub fn remove(&mut self, key: &str) {
         self.metadata.retain(|(name, _)| name != key);
     }
