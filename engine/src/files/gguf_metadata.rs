@@ -6,9 +6,9 @@
 use super::{
     convert::{Target, refuse},
     error::{ModelError, Problem},
-    gguf_config, gguf_names,
-    gguf_tokenizer::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
-    gguf_write::Meta,
+    gguf, gguf_config, gguf_names, gguf_pieces_write,
+    gguf_tokenizer::{self, TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
+    gguf_write::{self, Meta},
 };
 use crate::{
     chat::ChatTemplate,
@@ -101,26 +101,58 @@ fn tokenizer_metadata(
     to: Target,
 ) -> Result<Vec<(String, Meta)>, ModelError> {
     let Described { config, tokenizer, .. } = *model;
-    let vocabulary = tokenizer.vocabulary()?;
-    let Some(pre) = vocabulary.pre else {
-        let problem = Problem::Other(if tokenizer.has_pieces() {
-            "SentencePiece vocabularies are read from GGUF files, but not written"
-        } else {
-            "its pre-tokenizer has no name in the format"
-        });
-        return Err(refuse("tokenizer.json".to_owned(), to, problem));
-    };
+    let refused = |why| refuse("tokenizer.json".to_owned(), to, Problem::Other(why));
     let framed = tokenizer.encode("", true)?;
     let eos = model.eos_token;
     let add_bos = config.bos_token.is_some() && framed.first() == config.bos_token.as_ref();
     let add_eos = framed.len() > usize::from(add_bos);
     if framed.len() > 2 || (add_eos && framed.last() != eos.as_ref()) {
-        let problem = Problem::Other("it puts more around a prompt than one BOS and EOS token");
-        return Err(refuse("tokenizer.json".to_owned(), to, problem));
+        return Err(refused("it puts more around a prompt than one BOS and EOS token"));
     }
-    let mut texts = Vec::with_capacity(config.vocab_size);
-    let mut kinds = Vec::with_capacity(config.vocab_size);
-    for id in 0..config.vocab_size {
+    let mut metadata = match tokenizer.has_pieces() {
+        true => {
+            gguf_pieces_write::metadata(tokenizer.json(), config.vocab_size).map_err(refused)?
+        }
+        false => byte_level(model)?
+            .ok_or_else(|| refused("its pre-tokenizer has no name in the format"))?,
+    };
+    metadata.extend([
+        ("tokenizer.ggml.add_bos_token", Meta::Bool(add_bos)),
+        ("tokenizer.ggml.add_eos_token", Meta::Bool(add_eos)),
+        (gguf_names::EOS_TOKENS_KEY, Meta::U32s(config.eos_tokens.clone())),
+    ]);
+    metadata.extend(config.bos_token.map(|id| ("tokenizer.ggml.bos_token_id", Meta::U32(id))));
+    metadata.extend(eos.map(|id| ("tokenizer.ggml.eos_token_id", Meta::U32(id))));
+    if let Some(template) = model.chat_template {
+        metadata.push(("tokenizer.chat_template", Meta::Text(template.source().to_owned())));
+    }
+    let metadata: Vec<_> =
+        metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    if tokenizer.has_pieces() && !reads_back(model, &metadata)? {
+        return Err(refused("its settings have no keys in the format"));
+    }
+    Ok(metadata)
+}
+
+/// Returns whether readers get the same tokenizer from this metadata.
+fn reads_back(model: &Described<'_>, metadata: &[(String, Meta)]) -> Result<bool, ModelError> {
+    const FILE: &str = "written metadata";
+    let mut bytes = Vec::new();
+    gguf_write::write_header(&mut bytes, metadata, &[])
+        .map_err(|error| ModelError::io(FILE.as_ref(), error))?;
+    let gguf = gguf::parse(FILE, &bytes)?;
+    let text = gguf_tokenizer::read(FILE, &gguf, model.config)?;
+    Ok(text.tokenizer.digest() == model.tokenizer.digest())
+}
+
+/// Returns the keys of a byte-level vocabulary; `None` if its pre-tokenizer has no name.
+fn byte_level(model: &Described<'_>) -> Result<Option<Vec<(&'static str, Meta)>>, ModelError> {
+    let vocab_size = model.config.vocab_size;
+    let vocabulary = model.tokenizer.vocabulary()?;
+    let Some(pre) = vocabulary.pre else { return Ok(None) };
+    let mut texts = Vec::with_capacity(vocab_size);
+    let mut kinds = Vec::with_capacity(vocab_size);
+    for id in 0..vocab_size {
         let (text, kind) = match vocabulary.tokens.get(id).cloned().flatten() {
             None => (format!("[PAD{id}]"), TYPE_UNUSED),
             Some((text, TokenKind::Normal)) => (text, TYPE_NORMAL),
@@ -130,20 +162,11 @@ fn tokenizer_metadata(
         texts.push(text);
         kinds.push(kind as i32);
     }
-    let mut metadata = vec![
+    Ok(Some(vec![
         ("tokenizer.ggml.model", Meta::Text("gpt2".to_owned())),
         ("tokenizer.ggml.pre", Meta::Text(pre.to_owned())),
         ("tokenizer.ggml.tokens", Meta::Texts(texts)),
         ("tokenizer.ggml.token_type", Meta::I32s(kinds)),
         ("tokenizer.ggml.merges", Meta::Texts(vocabulary.merges)),
-        ("tokenizer.ggml.add_bos_token", Meta::Bool(add_bos)),
-        ("tokenizer.ggml.add_eos_token", Meta::Bool(add_eos)),
-        (gguf_names::EOS_TOKENS_KEY, Meta::U32s(config.eos_tokens.clone())),
-    ];
-    metadata.extend(config.bos_token.map(|id| ("tokenizer.ggml.bos_token_id", Meta::U32(id))));
-    metadata.extend(eos.map(|id| ("tokenizer.ggml.eos_token_id", Meta::U32(id))));
-    if let Some(template) = model.chat_template {
-        metadata.push(("tokenizer.chat_template", Meta::Text(template.source().to_owned())));
-    }
-    Ok(metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    ]))
 }

@@ -13,6 +13,9 @@ pub(crate) const LONGROPE_DIVISORS: [&str; 2] =
     ["rope_factors_short.weight", "rope_factors_long.weight"];
 /// Key of the list of all end tokens, in files from [`super::convert`].
 pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
+/// Key of the merges of SentencePiece's BPE, in files from [`super::convert`] where their order does not follow from the
+/// scores of the pieces.
+pub(crate) const MERGES_KEY: &str = "tritmill.merges";
 
 /// Returns the name of a linear's tensor in the file.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {

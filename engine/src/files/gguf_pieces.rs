@@ -3,12 +3,13 @@
 //! Absent keys have the defaults of llama.cpp: a space before the text and after special tokens, spaces kept; BOS
 //! before a prompt for `llama`, EOS after it for `t5`.
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::{
     error::ModelError,
     gguf::Value,
     gguf_config::Keys,
+    gguf_names::MERGES_KEY,
     gguf_tokenizer::{self, Surround, Token, array},
     pieces::{Algorithm, Piece, PieceKind, Pieces, PrefixSpace},
 };
@@ -68,7 +69,22 @@ pub(super) fn to_json(
         added: Vec::new(),
         post_processor: gguf_tokenizer::post_processor(keys, tokens, config, surround)?,
     };
-    Ok(pieces.into_json()?)
+    let mut json = pieces.into_json()?;
+    if let Some(merges) = merges(file, keys)?.filter(|_| algorithm == Algorithm::Bpe) {
+        json["model"]["merges"] = merges;
+    }
+    Ok(json)
+}
+
+/// Reads merges in another order than that of the scores.
+fn merges(file: &str, keys: &Keys<'_>) -> Result<Option<Json>, ModelError> {
+    let Some(list) = array(keys, MERGES_KEY)? else { return Ok(None) };
+    let pair = |value| match value {
+        Value::Text(text) => text.split_once(' ').map(|(left, right)| json!([left, right])),
+        _ => None,
+    };
+    let bad = || keys.bad(MERGES_KEY, "a list of pairs separated by a space");
+    list.values(file).map(|value| pair(value?).ok_or_else(bad)).collect::<Result<_, _>>().map(Some)
 }
 
 fn scores(file: &str, keys: &Keys<'_>, count: usize) -> Result<Vec<f32>, ModelError> {

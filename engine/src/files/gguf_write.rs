@@ -14,6 +14,8 @@ pub(crate) enum Meta {
     Texts(Vec<String>),
     U32s(Vec<u32>),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
+    U8s(Vec<u8>),
 }
 
 /// A tensor to write; the data of all tensors follow the header in the same order.
@@ -80,6 +82,8 @@ fn push_value(out: &mut Vec<u8>, value: &Meta) {
         Meta::Texts(texts) => array(8, texts.iter().map(|value| text(value)).collect()),
         Meta::U32s(numbers) => array(4, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
         Meta::I32s(numbers) => array(5, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
+        Meta::F32s(numbers) => array(6, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
+        Meta::U8s(bytes) => array(0, bytes.iter().map(|&byte| vec![byte]).collect()),
     };
     out.extend(type_id.to_le_bytes());
     out.extend(bytes);

@@ -19,6 +19,7 @@ mod gguf_metadata;
 mod gguf_model;
 mod gguf_names;
 mod gguf_pieces;
+mod gguf_pieces_write;
 mod gguf_rope;
 mod gguf_ternary;
 mod gguf_tokenizer;
