@@ -17,7 +17,9 @@ Examples:
   tritmill model convert --model ./bitnet-2b --to gguf-i2_s -o bitnet-2b.gguf
   tritmill model convert --model bitnet-2b.gguf --to hf -o ./bitnet-2b
 
-Fails, with the name of the tensor, if the target cannot hold a tensor.";
+Fails, with the name of the tensor or file, if the target cannot hold it exactly: I2_S has one scale for a tensor, TQ2_0 one
+for 256 inputs, and llama.cpp's SentencePiece vocabularies (bytes in BPE, none in Unigram) put a space after special
+tokens, too.";
 
 /// Arguments of `model convert`.
 #[derive(Debug, Args)]
@@ -26,8 +28,8 @@ pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
     /// Container to write: a GGUF file with types of bitnet.cpp (I2_S) or llama.cpp (TQ2_0), or a
-    /// Hugging Face folder; for models with a scale for each group of inputs, a GGUF file with groups of 64 (Q2_0) or
-    /// 128 (PQ2_0, and PTQ1_0 with 1.75 bits a weight)
+    /// Hugging Face folder; for models with a scale for each group of inputs, a GGUF file with groups of 64 (Q2_0),
+    /// 128 (PQ2_0, and PTQ1_0 with 1.75 bits a weight) or 256 (TQ2_0)
     #[arg(long, value_name = "CONTAINER", value_parser = target())]
     to: Target,
     /// File or folder to write
