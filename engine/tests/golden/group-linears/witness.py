@@ -106,8 +106,8 @@ def serve(path):
     return xllamacpp.Server(params)
 
 
-def tokens(server, text):
-    body = json.dumps({"content": text, "add_special": False, "parse_special": True}).encode()
+def tokens(server, text, around=False):
+    body = json.dumps({"content": text, "add_special": around, "parse_special": True}).encode()
     request = urllib.request.Request(f"{server.listening_address}/tokenize", body, {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(request))["tokens"]
 
@@ -141,6 +141,7 @@ def check(tritmill, architecture, vocabulary, random, folder):
     cases += [(case["text"], case["legacy"]) for case in recorded["parts"]]
     wrong = [(text, ids, tokens(server, text)) for text, ids in cases if tokens(server, text) != ids]
     print(f"{architecture}, {vocabulary}: {len(cases) - len(wrong)} of {len(cases)} texts have the tokens of SentencePiece")
+    assert tokens(server, "", around=True) == [1], "BOS, as in tokenizer_config.json"
     for text, want, got in wrong:
         print(f"  {text!r}: {got} instead of {want}")
     rounded = {length: log_probabilities(server, prompt) for length, prompt in prompts()}
