@@ -318,7 +318,7 @@ pub fn type_name(type_id: u32, is_bitnet_cpp: bool) -> &'static str {
         13 => "Q5_K",
         14 => "Q6_K",
         15 => "Q8_K",
-        16..=23 | 29 => "an IQ type",
+        16..=23 | 29 => "IQ",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -337,6 +337,6 @@ pub fn type_name(type_id: u32, is_bitnet_cpp: bool) -> &'static str {
         42 => "Q2_0",
         142 => "PQ2_0",
         143 => "PTQ1_0",
-        _ => "an unknown type",
+        _ => "unknown",
     }
 }
