@@ -17,6 +17,7 @@ use super::{
     gguf_names,
     gguf_write::Meta,
     pieces::{Algorithm, Piece, PieceKind, Pieces, PrefixSpace},
+    sentencepiece_folder::Added,
 };
 
 /// Score of ids without a token, as llama.cpp's converter writes it.
@@ -29,7 +30,7 @@ type Refusal = &'static str;
 #[derive(Debug, Deserialize)]
 struct Json {
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedWithId>,
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
@@ -38,19 +39,10 @@ struct Json {
 }
 
 #[derive(Debug, Deserialize)]
-struct Added {
+struct AddedWithId {
     id: u32,
-    content: String,
-    #[serde(default)]
-    single_word: bool,
-    #[serde(default)]
-    lstrip: bool,
-    #[serde(default)]
-    rstrip: bool,
-    #[serde(default)]
-    normalized: bool,
-    #[serde(default)]
-    special: bool,
+    #[serde(flatten)]
+    token: Added,
 }
 
 #[derive(Debug, Deserialize)]
@@ -147,7 +139,7 @@ fn padded(piece: Option<Piece<'_>>) -> Piece<'_> {
 
 /// Tokens beside the pieces are matched as they stand in the text.
 fn check_added(json: &Json) -> Result<(), Refusal> {
-    for token in &json.added_tokens {
+    for AddedWithId { token, .. } in &json.added_tokens {
         if token.lstrip || token.rstrip || token.single_word {
             return Err("an added token takes spaces or whole words, which the format cannot say");
         }
@@ -186,18 +178,18 @@ impl Json {
             let kind = if is_byte { PieceKind::Byte } else { PieceKind::Normal };
             list[id as usize] = Some(Piece { text, score, kind });
         }
-        for token in &self.added_tokens {
+        for AddedWithId { id, token } in &self.added_tokens {
             let kind = match token.special {
-                _ if unknown == Some(token.id) => PieceKind::Unknown,
+                _ if unknown == Some(*id) => PieceKind::Unknown,
                 true => PieceKind::Control,
                 false => PieceKind::UserDefined,
             };
-            let known: Option<Piece<'_>> = list[token.id as usize];
+            let known: Option<Piece<'_>> = list[*id as usize];
             if known.is_none() && !is_bpe {
                 return Err("it has added tokens without a score");
             }
             let score = known.map_or(0.0, |piece| piece.score);
-            list[token.id as usize] = Some(Piece { text: &token.content, score, kind });
+            list[*id as usize] = Some(Piece { text: &token.content, score, kind });
         }
         Ok(list)
     }

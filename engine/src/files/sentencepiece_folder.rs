@@ -37,20 +37,20 @@ struct Settings {
     added_tokens_decoder: BTreeMap<u32, Added>,
 }
 
-/// A token of `added_tokens_decoder`.
+/// A token of `added_tokens_decoder`, or of `added_tokens` of a `tokenizer.json`, without its id.
 #[derive(Debug, Deserialize)]
-struct Added {
-    content: String,
+pub(super) struct Added {
+    pub content: String,
     #[serde(default)]
-    single_word: bool,
+    pub single_word: bool,
     #[serde(default)]
-    lstrip: bool,
+    pub lstrip: bool,
     #[serde(default)]
-    rstrip: bool,
+    pub rstrip: bool,
     #[serde(default)]
-    normalized: bool,
+    pub normalized: bool,
     #[serde(default)]
-    special: bool,
+    pub special: bool,
 }
 
 fn parse<'a, T: Deserialize<'a> + Default>(
