@@ -19,8 +19,7 @@ const CHUNK: usize = 1000;
 /// Pause after a failed call.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Where abandoned jobs are sent. Its task ends when the last copy is dropped.
-#[derive(Clone)]
+/// Cancels the jobs that it is given. Its task ends when it is dropped.
 pub(crate) struct AbandonedJobs(mpsc::UnboundedSender<Abandoned>);
 
 /// A job to cancel.
@@ -63,7 +62,7 @@ async fn cancel_all(client: Client, mut receiver: mpsc::UnboundedReceiver<Abando
     }
 }
 
-/// Cancels jobs; returns those that could not be cancelled. A database that is away delays no jobs of others.
+/// Cancels jobs; returns those that could not be cancelled. A database that fails keeps back its own jobs alone.
 async fn cancel(client: &Client, jobs: Vec<Abandoned>) -> Vec<Abandoned> {
     let mut by_database: BTreeMap<DatabaseIndex, Vec<Abandoned>> = BTreeMap::new();
     for job in jobs {
