@@ -83,6 +83,8 @@ pub struct Engine {
     further: Vec<TokenLogit>,
     /// Tokens of a position that bias or penalties raise.
     raised: Vec<u32>,
+    /// Prefill tokens, decoded tokens and time of the last steps, while the device may still run them.
+    untimed: (usize, usize, Duration),
     /// The tokens to find after each of a sequence's drafts, for all sequences of the step with drafts.
     rankings: Vec<Ranking>,
     /// The chunks of the step; empty between steps, and kept for its memory.
@@ -138,6 +140,7 @@ impl Engine {
             undecided: Vec::new(),
             further: Vec::new(),
             raised: Vec::new(),
+            untimed: Default::default(),
             rankings: Vec::new(),
             chunks: Vec::new(),
             spare: Spare::default(),

@@ -184,6 +184,7 @@ fn largest_logits_equal_those_of_the_whole_head() {
                         continue;
                     }
                     PositionLogits::Largest(some) => some,
+                    PositionLogits::Drawn(_) => unreachable!("no draw has filters"),
                 };
                 assert!(some.is_sorted_by(|a, b| a.id < b.id));
                 let found = |id| some.iter().find(|choice| choice.id == id);

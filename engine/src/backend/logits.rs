@@ -56,6 +56,8 @@ enum Place {
     All(usize),
     /// Entries of `largest`.
     Largest(Range<usize>),
+    /// A token.
+    Drawn(u32),
 }
 
 /// Logits of one position.
@@ -65,6 +67,8 @@ pub enum PositionLogits<'a> {
     All(&'a mut [f32]),
     /// Logits that can be among the largest, by ascending token.
     Largest(&'a mut [TokenLogit]),
+    /// The token of the ranking's [draw](super::Ranking::draw).
+    Drawn(u32),
 }
 
 impl Logits {
@@ -112,13 +116,32 @@ impl Logits {
     /// positions.
     pub(crate) fn set_largest<'a>(&mut self, lists: impl IntoIterator<Item = &'a [TokenLogit]>) {
         let places = self.positions.iter_mut().filter_map(|place| match place {
-            Place::All(_) => None,
             Place::Largest(range) => Some(range),
+            Place::All(_) | Place::Drawn(_) => None,
         });
         for (range, list) in places.zip(lists) {
             let start = self.largest.len();
             self.largest.extend_from_slice(list);
             *range = start..self.largest.len();
+        }
+    }
+
+    /// Of the positions of [`Self::set_largest`], makes those that are for draws what the backend has drawn: their lists are a
+    /// token, or the whole vocabulary where the backend does not decide. `are_drawn` says which of them are, in their order.
+    pub(crate) fn set_drawn(&mut self, are_drawn: impl IntoIterator<Item = bool>) {
+        let Self { positions, all, largest, vocab_size, .. } = self;
+        let places = positions.iter_mut().filter(|place| matches!(place, Place::Largest(_)));
+        for (place, _) in places.zip(are_drawn).filter(|(_, is_drawn)| *is_drawn) {
+            let Place::Largest(range) = place.clone() else { continue };
+            let list = &largest[range];
+            *place = match list {
+                [drawn] => Place::Drawn(drawn.id),
+                _ => {
+                    assert_eq!(list.len(), *vocab_size, "a token or all of them");
+                    all.extend(list.iter().map(|token| token.logit));
+                    Place::All(all.len() / list.len() - 1)
+                }
+            };
         }
     }
 
@@ -171,8 +194,14 @@ impl Logits {
                 &mut self.all[row * self.vocab_size..(row + 1) * self.vocab_size],
             ),
             Place::Largest(range) => PositionLogits::Largest(&mut self.largest[range]),
+            Place::Drawn(token) => PositionLogits::Drawn(token),
         }
     }
+}
+
+/// Returns the logits of every token.
+pub(crate) fn every(logits: &[f32]) -> impl Iterator<Item = TokenLogit> + '_ {
+    logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit })
 }
 
 /// Returns the logits that a ranking asks for, and NaNs, by ascending token.
@@ -181,7 +210,7 @@ pub(crate) fn first(logits: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
         None => f64::from(choice.logit),
         Some(noise) => noise.add_to(choice.id, choice.logit),
     };
-    let all = || logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit });
+    let all = || every(logits);
     let mut sorted: Vec<f64> = all().map(|choice| value(&choice)).collect();
     sorted.sort_by(|a, b| b.total_cmp(a));
     let least = sorted[ranking.count.clamp(1, sorted.len()) - 1] - f64::from(ranking.within);
@@ -191,7 +220,7 @@ pub(crate) fn first(logits: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
 #[cfg(test)]
 /// Returns the tokens with at least a logit, and the exact weight of the others.
 pub(crate) fn above(logits: &[f32], above: Above) -> (Vec<TokenLogit>, Rest) {
-    let all = || logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit });
+    let all = || every(logits);
     let weight = |choice: TokenLogit| {
         ((f64::from(choice.logit) - f64::from(above.logit)) / f64::from(above.temperature)).exp()
     };
@@ -218,6 +247,16 @@ mod tests {
             assert_eq!(logits.position(1), PositionLogits::All(&mut [1.0, 2.0]));
             assert_eq!(logits.position(2), PositionLogits::Largest(&mut [entry(3), entry(5)]));
         }
+        let entry = |id| TokenLogit { id, logit: id as f32 };
+        logits.clear(2);
+        logits.lay_out([false, true, false, false, false]);
+        let both = [entry(0), entry(1)];
+        logits.set_largest([&[entry(1)][..], &both, &[entry(1)], &both]);
+        logits.set_drawn([true, true, false, false]);
+        assert_eq!(logits.position(0), PositionLogits::Drawn(1));
+        assert_eq!(logits.position(2), PositionLogits::All(&mut [0.0, 1.0]));
+        assert_eq!(logits.position(3), PositionLogits::Largest(&mut [entry(1)]));
+        assert_eq!(logits.position(4), PositionLogits::Largest(&mut [entry(0), entry(1)]));
         logits.clear(2);
         assert!(logits.is_empty());
         logits.extend([4.0, 5.0, 6.0, 7.0]);

@@ -11,7 +11,7 @@ mod rope_scaling;
 mod shared;
 
 pub use logits::{KeptRow, Logits, PositionLogits, TokenLogit};
-pub use ranking::{Above, Ranking, Rest};
+pub use ranking::{Above, FilteredDraw, Ranking, Rest};
 pub(crate) use shared::SharedBackend;
 
 pub use crate::noise::{Noise, ScaledNoise};
@@ -193,6 +193,19 @@ pub trait Backend: Send {
     /// of a chunk, which belongs to the sequence alone.
     fn decodes_ahead(&self) -> bool {
         false
+    }
+
+    /// Returns whether the device may still run the last step: a step that returns no logits need not wait for it.
+    fn is_running(&self) -> bool {
+        false
+    }
+
+    /// Waits until the device has run the last step.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn wait(&mut self) -> Result<(), StepError> {
+        Ok(())
     }
 
     /// Takes memory for the first blocks, so that their first use does not wait for it.

@@ -13,6 +13,22 @@ pub struct Ranking {
     pub noise: Option<ScaledNoise>,
     /// Keeps what [`tokens_above`](super::Backend::tokens_above) finds further tokens with.
     pub keeps: bool,
+    /// The draw that the tokens are for, if it has filters. A backend may draw the token itself:
+    /// [`PositionLogits::Drawn`](super::PositionLogits::Drawn).
+    pub draw: Option<FilteredDraw>,
+}
+
+/// A draw from the tokens that top-k, top-p and min-p leave, decided by the model's logits alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FilteredDraw {
+    /// The noise of tokens.
+    pub noise: ScaledNoise,
+    /// As in [`SamplingParams`](crate::SamplingParams), like the others.
+    pub top_k: usize,
+    /// Below 1 if it leaves out tokens.
+    pub top_p: f32,
+    /// Above 0 if it leaves out tokens.
+    pub min_p: f32,
 }
 
 /// Tokens to find after a step: those with at least some logit.
@@ -38,12 +54,13 @@ pub struct Rest {
 impl Ranking {
     /// The tokens with the `count` largest logits.
     pub const fn largest(count: usize) -> Self {
-        Self { count, within: 0.0, noise: None, keeps: false }
+        Self { count, within: 0.0, noise: None, keeps: false, draw: None }
     }
 
     /// Returns the ranking of the same choice at the next position.
     pub(crate) fn next(self) -> Self {
         let next = |noise: ScaledNoise| ScaledNoise { noise: noise.noise.next(), ..noise };
-        Self { noise: self.noise.map(next), ..self }
+        let draw = self.draw.map(|draw| FilteredDraw { noise: next(draw.noise), ..draw });
+        Self { noise: self.noise.map(next), draw, ..self }
     }
 }

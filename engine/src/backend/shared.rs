@@ -95,6 +95,14 @@ impl Backend for SharedBackend {
         self.turn().all_logits(kept, logits)
     }
 
+    fn is_running(&self) -> bool {
+        self.turn().is_running()
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        self.turn().wait()
+    }
+
     fn ready_blocks(&mut self, count: usize) {
         self.turn().ready_blocks(count);
     }

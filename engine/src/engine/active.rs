@@ -164,8 +164,11 @@ impl ActiveRequest {
         let needed = sampler::needed(&self.sampling, self.context(choice, position));
         // Choices that start together draw from the same logits, each with its own noise; all must be decided.
         let starts_others = (self.started as usize) < self.choices.len();
-        let serves_all = |ranking: &Ranking| !starts_others || ranking.noise.is_none();
-        needed.filter(serves_all).map_or(LogitsFor::Last, LogitsFor::Largest)
+        let for_all = |ranking: Ranking| match starts_others {
+            true => ranking.noise.is_none().then_some(Ranking { draw: None, ..ranking }),
+            false => Some(ranking),
+        };
+        needed.and_then(for_all).map_or(LogitsFor::Last, LogitsFor::Largest)
     }
 
     /// Adds to `rankings` the tokens to find at `position` and after each of so many drafts. The draws after `position`

@@ -4,9 +4,11 @@ use std::{borrow::BorrowMut, sync::Arc};
 
 use super::{Engine, StepReport};
 use crate::{
-    backend::{Above, Backend as _, KeptRow, Logits, PositionLogits, StepError, TokenLogit},
+    backend::{
+        Above, Backend as _, KeptRow, Logits, LogitsFor, PositionLogits, StepError, TokenLogit,
+    },
     request::{FinishReason, RequestError, RequestId},
-    sampler::{self, Context, Known, LogitSet, Sampled},
+    sampler::{self, Context, Drawn, Known, LogitSet, Sampled},
     scheduler::{Fork, Plan, PlannedChunk, SequenceId},
 };
 
@@ -64,7 +66,17 @@ impl Engine {
         let position = planned.end - planned.drafts + draft;
         let raises = self.list_raised(planned.id, position);
         let drawn = match logits.position(index) {
-            PositionLogits::All(all) => self.draw_all_choices(planned, position, all, report),
+            PositionLogits::Drawn(token) => {
+                self.push_drawn(planned.id, Drawn { token, logprobs: None }, report)
+            }
+            PositionLogits::All(all) => {
+                let active = self.active.get(&RequestId(planned.id.request));
+                let needed = active.map(|active| active.logits_needed(planned.id.choice, position));
+                // Those that the backend found did not decide the draw.
+                let is_undecided = matches!(needed, Some(LogitsFor::Largest(_)));
+                self.counters.undecided_draws += u64::from(is_undecided);
+                self.draw_all_choices(planned, position, all, report)
+            }
             PositionLogits::Largest(some) if !raises => {
                 self.draw_all_choices(planned, position, some, report)
             }
@@ -233,6 +245,13 @@ impl Engine {
                 return Draw::Ended;
             }
         };
+        self.push_drawn(id, drawn, report)
+    }
+
+    /// Adds a drawn token to its choice.
+    fn push_drawn(&mut self, id: SequenceId, drawn: Drawn, report: &mut StepReport) -> Draw {
+        let request = RequestId(id.request);
+        let Some(active) = self.active.get_mut(&request) else { return Draw::Ended };
         self.counters.generated_tokens += 1;
         let token = drawn.token;
         if let Some(more) = active.reserve(id.choice) {

@@ -76,6 +76,7 @@ impl Engine {
             undecided: Vec::new(),
             further: Vec::new(),
             raised: Vec::new(),
+            untimed: Default::default(),
             rankings: Vec::new(),
             chunks: Vec::new(),
             spare: Spare::default(),

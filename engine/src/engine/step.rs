@@ -109,9 +109,19 @@ impl Engine {
     /// Records how long a step took. The limits of later steps follow from these times, if the engine has a
     /// [target](EngineConfig::step_target).
     pub fn record_time(&mut self, report: &StepReport, time: Duration) {
-        if !report.failed {
-            let StepReport { prefill_tokens, decode_tokens, limits, .. } = *report;
-            self.pace.record(prefill_tokens, decode_tokens, limits, time);
+        if report.failed {
+            self.untimed = Default::default();
+        } else {
+            // The device may run a step on while the next one begins: then their times together are known.
+            let (prefill, decodes, before) = std::mem::take(&mut self.untimed);
+            let (prefill_tokens, decode_tokens) =
+                (prefill + report.prefill_tokens, decodes + report.decode_tokens);
+            let time = before + time;
+            if self.backend.is_running() {
+                self.untimed = (prefill_tokens, decode_tokens, time);
+                return;
+            }
+            self.pace.record(prefill_tokens, decode_tokens, report.limits, time);
             if let Some(drafts) = self.drafts.as_mut().filter(|_| prefill_tokens == 0) {
                 drafts.record_time(decode_tokens, time.as_secs_f64());
             }

@@ -44,6 +44,8 @@ pub struct Control {
     pub fail_next: bool,
     pub fail_copy: bool,
     pub copies: usize,
+    /// What the backend says of the last step: whether the device may still run it.
+    pub is_running: bool,
 }
 
 type Slot = Option<(u32, usize)>; // token, position
@@ -208,6 +210,10 @@ impl Backend for HashBackend {
             *slot = Some((token, position as usize));
         }
         Ok(())
+    }
+
+    fn is_running(&self) -> bool {
+        self.control.lock().expect("no panic holds it").is_running
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {

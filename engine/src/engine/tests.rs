@@ -266,6 +266,27 @@ fn steps_are_limited_while_the_highest_priority_decodes() {
     assert_eq!(harness.output(high).choices, expected(&of(Priority::High, 1, 20)));
 }
 
+/// The time of a step that the device still runs at its end is known with that of the step after it.
+#[test]
+fn times_of_steps_that_run_on_are_recorded_together() {
+    let step_target = Some(Duration::from_millis(150));
+    let config = EngineConfig { token_budget: 64, step_target, ..config() };
+    let limits = |runs_on: [bool; 3]| {
+        let mut harness = Harness::new(config, 200);
+        let fresh = harness.engine.pace.limits(1, 0);
+        harness.submit(&request(0, 150, 4));
+        for is_running in runs_on {
+            harness.control.lock().expect("no thread panicked").is_running = is_running;
+            harness.step();
+        }
+        (fresh, harness.engine.pace.limits(1, 0))
+    };
+    let (fresh, each) = limits([false; 3]);
+    assert_ne!(fresh, each, "the second step has enough rows to be measured");
+    assert_eq!(limits([true, true, false]).1, each);
+    assert_eq!(limits([true; 3]).1, fresh, "nothing is known yet");
+}
+
 #[test]
 fn idle_engine_waits_for_rows_unless_a_caller_of_the_highest_priority_does() {
     let limit = config().wait_limit;

@@ -2,7 +2,7 @@
 
 use std::borrow::BorrowMut;
 
-use crate::backend::TokenLogit;
+use crate::backend::{TokenLogit, logits};
 
 /// Logits of one position: of every token, or of the tokens that can be drawn.
 pub trait LogitSet: ToOwned<Owned: BorrowMut<Self>> {
@@ -26,7 +26,7 @@ impl LogitSet for [f32] {
     }
 
     fn entries(&self) -> impl Iterator<Item = TokenLogit> {
-        self.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit })
+        logits::every(self)
     }
 
     fn entry_count(&self) -> usize {

@@ -25,7 +25,7 @@ pub use penalties::TokenCounts;
 use std::borrow::BorrowMut;
 
 use crate::{
-    backend::{Above, Noise, Ranking, Rest, ScaledNoise, TokenLogit},
+    backend::{Above, FilteredDraw, Noise, Ranking, Rest, ScaledNoise, TokenLogit},
     math,
 };
 
@@ -110,7 +110,7 @@ pub const VERSION: &str = "draw-2";
 /// Greedy needs the largest, top-k the k largest, min-p those within a distance from the largest, and a draw without
 /// filters the largest with its noise. For top-p, too, that is the first look: see [`Sampled::Undecided`]. If masks, penalties
 /// and bias change m logits, at most m others move up, so m more are enough, together with those that may
-/// [rise](raised_tokens). Log-probabilities need all.
+/// [rise](raised_tokens). If none are changed, a backend may [draw](Ranking::draw) by itself. Log-probabilities need all.
 pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> {
     let temperature = params.temperature;
     let ranking = match *params {
@@ -130,7 +130,13 @@ pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> 
     }
     let changed = context.masked.len() + params.logit_bias.len() + context.counts.distinct();
     let (count, keeps) = (ranking.count.saturating_add(changed), ranking.keeps || raises(params));
-    Some(Ranking { count, keeps, ..ranking })
+    let filtered = || {
+        let SamplingParams { top_k, top_p, min_p, .. } = *params;
+        let noise = ScaledNoise { noise: noise_of(params, context), temperature };
+        FilteredDraw { noise, top_k, top_p, min_p }
+    };
+    let draws = temperature > 0.0 && params.has_filters() && changed == 0 && !raises(params);
+    Some(Ranking { count, keeps, draw: draws.then(filtered), ..ranking })
 }
 
 /// Returns whether parameters may raise logits, and not only lower them.

@@ -12,10 +12,10 @@ use super::{
     args::IS_CARRIED,
     device::DeviceError,
     found::Lists,
-    step::{CudaBackend, InFlight},
+    step::{CudaBackend, InFlight, undecided},
 };
 use crate::{
-    backend::{Chunk, Logits, LogitsFor, Ranking, logits},
+    backend::{Chunk, Logits, LogitsFor, Ranking},
     kv::{BLOCK_TOKENS, BlockId, blocks_for},
 };
 
@@ -123,16 +123,25 @@ impl CudaBackend {
         let mut lists = vec![Lists::new(); chunks.len()];
         let (carried_at, rows) = (self.half_at(before.half), before.rows.len());
         let mut carried = vec![None; chunks.len()];
-        let pass = if rest.is_empty() { None } else { self.begin(&of_rest, carried_at + rows)? };
+        // A step without logits does not wait for its pass.
+        let is_silent = rest.len() == chunks.len()
+            && chunks.iter().all(|chunk| chunk.logits == LogitsFor::Nothing);
+        let pass = match rest.is_empty() || is_silent {
+            true => None,
+            false => self.begin(&of_rest, carried_at + rows)?,
+        };
         if pass.is_none() && !rest.is_empty() {
             let flat = self.run_all(&of_rest, logits.all_mut())?;
             self.spread(flat, &rest, chunks, &mut lists);
         }
-        let draws = |chunk: &&usize| matches!(chunks[**chunk].logits, LogitsFor::Largest(_));
-        let drawing: Vec<usize> = rest.iter().filter(draws).copied().collect();
         if pass.is_some() {
-            let places = carried_at + rows..;
-            drawing.iter().zip(places).for_each(|(chunk, place)| carried[*chunk] = Some(place));
+            // Tokens after drafts are carried, too, and not used.
+            let mut place = carried_at + rows;
+            for &chunk in &rest {
+                let is_next = matches!(chunks[chunk].logits, LogitsFor::Largest(_));
+                carried[chunk] = is_next.then_some(place);
+                place += self.screened(&chunks[chunk]).count();
+            }
         }
         for (chunk, row) in found.iter().enumerate().filter(|(chunk, _)| is_taken(*chunk)) {
             carried[chunk] = row.map(|row| carried_at + row);
@@ -149,9 +158,8 @@ impl CudaBackend {
             }
         }
         if let Some(pass) = pass {
-            for (chunk, list) in drawing.iter().zip(self.finish(pass)?) {
-                lists[*chunk].push(list);
-            }
+            let flat = self.finish(pass)?;
+            self.spread(flat, &rest, chunks, &mut lists);
         }
         for row in &mut next.rows {
             row.token =
@@ -160,6 +168,9 @@ impl CudaBackend {
         self.decide(chunks, &mut lists)?;
         self.state.ahead = next;
         logits.set_largest(lists.iter().flatten().map(Vec::as_slice));
+        let wanted = chunks.iter().flat_map(|chunk| chunk.logits.wanted(0..chunk.tokens.len()));
+        let screened = wanted.filter_map(|(_, ranking)| ranking.filter(|r| self.screens(r)));
+        logits.set_drawn(screened.map(|ranking| ranking.draw.is_some()));
         Ok(())
     }
 
@@ -183,22 +194,36 @@ impl CudaBackend {
         }
     }
 
-    /// Computes all logits of the rows that their passes did not decide, after which later passes have overwritten their hidden
+    /// Computes all logits of the chunks that their passes did not decide, after which later passes have overwritten their hidden
     /// rows, and lists the first tokens.
     fn decide(&mut self, chunks: &[Chunk<'_>], lists: &mut [Lists]) -> Result<(), DeviceError> {
-        let undecided: Vec<usize> = (0..chunks.len())
-            .filter(|chunk| lists[*chunk].first().is_some_and(Vec::is_empty))
-            .collect();
-        if undecided.is_empty() {
+        let is_open = |chunk: &usize| lists[*chunk].iter().any(Vec::is_empty);
+        let open: Vec<usize> = (0..chunks.len()).filter(is_open).collect();
+        if open.is_empty() {
             return Ok(());
         }
-        let again = |chunk: &usize| Chunk { logits: LogitsFor::Last, ..chunks[*chunk] };
-        let again: Vec<Chunk<'_>> = undecided.iter().map(again).collect();
-        let mut all = vec![0.0; again.len() * self.shape.vocab];
+        let again = |chunk: &usize| {
+            let chunk = chunks[*chunk];
+            let logits = match chunk.logits {
+                LogitsFor::Each(_) => LogitsFor::All,
+                _ => LogitsFor::Last,
+            };
+            Chunk { logits, ..chunk }
+        };
+        let again: Vec<Chunk<'_>> = open.iter().map(again).collect();
+        let rows_of = |chunk: &Chunk<'_>| chunk.logits.wanted(0..chunk.tokens.len()).count();
+        let mut all = vec![0.0; again.iter().map(rows_of).sum::<usize>() * self.shape.vocab];
         self.run_all(&again, &mut all)?;
-        for (chunk, all) in undecided.into_iter().zip(all.chunks_exact(self.shape.vocab)) {
-            if let LogitsFor::Largest(ranking) = &chunks[chunk].logits {
-                lists[chunk] = vec![logits::first(all, ranking)];
+        let mut rows = all.chunks_exact(self.shape.vocab);
+        for (index, again) in open.into_iter().zip(&again) {
+            let (chunk, lists) = (&chunks[index], &mut lists[index]);
+            let wanted = chunk.logits.wanted(0..chunk.tokens.len()).filter_map(|(_, r)| r);
+            let count = rows_of(again);
+            let of_wanted = rows.by_ref().take(count).skip(count - lists.len());
+            for ((list, ranking), logits) in lists.iter_mut().zip(wanted).zip(of_wanted) {
+                if list.is_empty() {
+                    *list = undecided(logits, &ranking);
+                }
             }
         }
         Ok(())

@@ -127,6 +127,9 @@ structs! {
     /// Which tokens a row needs.
     RowRanking = 32 { count: u32, within: f32, temperature: f32, single: u32, keys: [u32; 4] }
 
+    /// What else decides a row's draw.
+    RowFilter = 20 { is_on: u32, top_k: u32, top_p: f32, min_p: f32, reach: f32 }
+
     ScreenArgs = 104 {
         step: Address, head: Address, scales: Address, errors: Address, norms: Address, digits: Address,
         rows: Address, rankings: Address, estimates: Address, lowest: Address, highest: Address,
@@ -136,23 +139,40 @@ structs! {
     /// A candidate and its logit.
     Found = 8 { token: u32, logit: f32 }
 
-    LogitBoundsArgs = 48 {
-        step: Address, rankings: Address, logits: Address, lowest: Address, highest: Address, vocab: u32, unused: u32,
+    /// Estimates of the logits of some rows, or the logits.
+    Estimates = 32 { errors: Address, norms: Address, rows: Address, values: Address }
+
+    LogitBoundsArgs = 80 {
+        step: Address, rankings: Address, filters: Address, estimates: Estimates, lowest: Address, highest: Address,
+        vocab: u32, unused: u32,
     }
 
-    SelectArgs = 88 {
-        step: Address, rankings: Address, errors: Address, norms: Address, rows: Address, estimates: Address,
-        lowest: Address, highest: Address, found_counts: Address, found: Address, vocab: u32, capacity: u32,
+    SelectArgs = 104 {
+        step: Address, rankings: Address, filters: Address, estimates: Estimates, lowest: Address, highest: Address,
+        found_counts: Address, found: Address, thresholds: Address, vocab: u32, capacity: u32,
     }
 
-    RescoreArgs = 56 {
-        step: Address, rows: Address, scales: Address, x: Address, found_counts: Address, found: Address,
+    RescoreArgs = 64 {
+        step: Address, rows: Address, scales: Address, x: Address, filters: Address, found_counts: Address, found: Address,
         width: u32, capacity: u32,
     }
 
     DrawArgs = 56 {
         step: Address, rankings: Address, found_counts: Address, found: Address, drawn: Address, carried: Address,
         capacity: u32, unused: u32,
+    }
+
+    /// Bounds of what tokens weigh that are not candidates.
+    Rest = 16 { least: f32, most: f32, before: f32, unused: u32 }
+
+    WeighRestArgs = 88 {
+        step: Address, rankings: Address, filters: Address, estimates: Estimates, thresholds: Address, drawn: Address,
+        rests: Address, vocab: u32, unused: u32,
+    }
+
+    FilteredDrawArgs = 88 {
+        step: Address, rankings: Address, filters: Address, found_counts: Address, some_counts: Address, some: Address,
+        thresholds: Address, rests: Address, drawn: Address, carried: Address, capacity: u32, parts: u32,
     }
 
     /// Parameters of the kernels that measure the device's highest rates.

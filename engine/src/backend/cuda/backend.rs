@@ -35,6 +35,14 @@ impl Backend for CudaBackend {
         true
     }
 
+    fn is_running(&self) -> bool {
+        self.state.unread.is_some()
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        self.finish_unread().map_err(failure)
+    }
+
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         let (bytes, from_at, to_at) = (self.block_bytes(), self.block_at(from), self.block_at(to));
         // The ranges of a copy must not overlap.

@@ -1,7 +1,7 @@
 //! Addresses of a step's buffers, and the layout of its inputs and outputs.
 
 use super::{
-    args::{AttentionTask, Found, InputBlock, RowRanking, Step},
+    args::{AttentionTask, Found, InputBlock, Rest, RowFilter, RowRanking, Step},
     attention::tasks_of_row,
     device::{Address, Properties},
     layout::{K_BLOCK, TILE_ROWS, k_blocks},
@@ -12,6 +12,8 @@ use super::{
 const SCORES_BYTES: usize = 512 << 20;
 /// Attention warps that a multiprocessor runs at once.
 const WARPS: usize = 16;
+/// Parts of the vocabulary that blocks weigh one by one.
+pub const REST_PARTS: usize = 16;
 /// Most queries of a warp's task.
 pub const TASK_QUERIES: usize = 8;
 
@@ -53,6 +55,8 @@ pub struct Bucket {
     pub attention: AttentionMode,
     /// Digits of the screen.
     pub digits: usize,
+    /// Whether a screened row has filters.
+    pub filters: bool,
 }
 
 /// The attention kernels of a pass.
@@ -107,6 +111,7 @@ pub struct Inputs {
     pub whole: Address,     // (whole)
     pub screened: Address,  // (screened)
     pub rankings: Address,  // (screened)
+    pub filters: Address,   // (screened), if a row has some
     pub tasks: Address,     // (tasks)
     pub blocks: Address,    // the rest
     start: Address,
@@ -125,6 +130,11 @@ impl Inputs {
             whole: take(bucket.whole * 4),
             screened: take(bucket.screened * 4),
             rankings: take(bucket.screened * size_of::<RowRanking>()),
+            filters: take(if bucket.filters {
+                bucket.screened * size_of::<RowFilter>()
+            } else {
+                0
+            }),
             tasks: take(bucket.rows * of_row * size_of::<AttentionTask>()),
             blocks: take(0),
             start,
@@ -164,14 +174,18 @@ pub struct Buffers {
     pub sums: Address,      // (rows)
     pub scores: Address,
     pub maxima: Address,
-    pub whole_x: Address,    // (whole, hidden)
-    pub screened_x: Address, // (screened, hidden)
-    pub digits: Address,     // (screened, 2, stride)
-    pub digit_rows: Address, // (screened)
-    pub estimates: Address,  // (screened, padded vocab)
-    pub lowest: Address,     // (screened, groups)
-    pub highest: Address,    // (screened, groups)
-    pub carried: Address,    // (2, 2 * screened): tokens for later passes
+    pub whole_x: Address,     // (whole, hidden)
+    pub screened_x: Address,  // (screened, hidden)
+    pub digits: Address,      // (screened, 2, stride)
+    pub digit_rows: Address,  // (screened)
+    pub estimates: Address,   // (screened, padded vocab)
+    pub lowest: Address,      // (screened, groups)
+    pub highest: Address,     // (screened, groups)
+    pub carried: Address,     // (2, 2 * screened): tokens for later passes
+    pub some_counts: Address, // (screened): candidates of filters
+    pub some: Address,        // (screened, capacity)
+    pub thresholds: Address,  // (screened)
+    pub rests: Address,       // (screened, REST_PARTS)
     scores_bytes: usize,
     warps_max: usize,
     capacity: usize,
@@ -198,6 +212,7 @@ impl Buffers {
             reach: longest,
             attention: AttentionMode::Split,
             digits: 2,
+            filters: true,
         };
         let tables = limits.blocks.max(shape.context.div_ceil(16));
         let input_bytes = Inputs::of(0, &largest, shape).blocks as usize + tables * 4;
@@ -232,6 +247,10 @@ impl Buffers {
             lowest: arena.words(screened * shape.groups()),
             highest: arena.words(screened * shape.groups()),
             carried: arena.words(4 * screened),
+            some_counts: arena.words(screened),
+            some: arena.take(screened * capacity * size_of::<Found>()),
+            thresholds: arena.words(screened),
+            rests: arena.take(screened * REST_PARTS * size_of::<Rest>()),
             scores_bytes,
             warps_max,
             capacity,

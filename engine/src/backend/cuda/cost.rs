@@ -194,6 +194,9 @@ fn head(launch: &Launch, load: &Load) -> Cost {
             let args = args.get::<DigitsArgs>();
             screened * (args.width as usize * 8 + (args.digit_count * args.stride) as usize + 16)
         }),
+        // The estimates of all tokens are read.
+        "weigh_rest" => bytes(screened * padded * 4),
+        "filtered_draw" => bytes(screened * (size_of::<RowRanking>() + size_of::<Found>())),
         // All logits are read for the bounds of their groups.
         "logit_bounds" => bytes(screened * (padded + shape.groups() * 2) * 4),
         "screen_select" => bytes(screened * shape.groups() * 2 * 4),

@@ -2,10 +2,10 @@
 
 use super::{
     args::{
-        DigitsArgs, DrawArgs, FinalNormArgs, HeadArgs, LogitBoundsArgs, RescoreArgs, ScreenArgs,
-        SelectArgs,
+        DigitsArgs, DrawArgs, Estimates, FilteredDrawArgs, FinalNormArgs, HeadArgs,
+        LogitBoundsArgs, RescoreArgs, ScreenArgs, SelectArgs, WeighRestArgs,
     },
-    buffers::{Bucket, Outputs, capacity, screen_blocks},
+    buffers::{Bucket, Outputs, REST_PARTS, capacity, screen_blocks},
     device::{Address, Args, Launch},
     forward::{Pass, grid},
     layout::TILE_ROWS,
@@ -36,6 +36,21 @@ const TILE: (usize, usize, u32, usize) = (128, 8, 256, 98_304);
 const BOUNDS_THREADS: u32 = 256;
 /// Blocks that rescore one row's candidates.
 const RESCORE_BLOCKS: usize = 16;
+
+/// Where candidates go: those of rankings, or those of filters, which have thresholds.
+struct Candidates {
+    filters: Address,
+    counts: Address,
+    found: Address,
+    thresholds: Address,
+}
+
+impl Candidates {
+    fn of_ranking(outputs: &Outputs) -> Self {
+        let Outputs { found_counts: counts, found, .. } = *outputs;
+        Self { filters: 0, counts, found, thresholds: 0 }
+    }
+}
 
 impl Pass<'_> {
     /// Returns the launches of the head; none if no row needs logits.
@@ -108,7 +123,7 @@ impl Pass<'_> {
         out: &mut Vec<Launch>,
     ) {
         let (shape, buffers, inputs) = (self.shape, self.buffers, &self.inputs);
-        let (rows, step) = (self.bucket.screened, inputs.step);
+        let step = inputs.step;
         let digits = DigitsArgs {
             step,
             wanted: inputs.screened,
@@ -122,30 +137,48 @@ impl Pass<'_> {
             digit_count: self.bucket.digits as u32,
             eps: shape.stream_eps,
         };
-        let rescore = RescoreArgs {
-            step,
-            rows: head.rows,
-            scales: head.scales,
-            x: buffers.screened_x,
-            found_counts: outputs.found_counts,
-            found: outputs.found,
-            width: shape.hidden as u32,
-            capacity: capacity(shape) as u32,
-        };
         let bytes = 4 * stride(shape.hidden) as u32;
         out.push(self.per_screened("digits", (256, bytes), Args::of(&digits)));
         out.push(self.estimates(screen));
-        let (errors, norms, digit_rows) = (screen.errors, screen.norms, buffers.digit_rows);
-        out.push(self.select([errors, norms, digit_rows], outputs));
-        let rescores = ["rescore_f32", "rescore_f16", "rescore_bf16", "rescore_i8"];
-        out.push(Launch {
-            kernel: of_dtype(head.dtype, rescores),
-            grid: grid(RESCORE_BLOCKS, rows, 1),
+        let estimates = Estimates {
+            errors: screen.errors,
+            norms: screen.norms,
+            rows: buffers.digit_rows,
+            values: buffers.estimates,
+        };
+        let found = Candidates::of_ranking(outputs);
+        out.push(self.select(estimates, &found));
+        out.push(self.rescore(head, &found));
+        out.push(self.draw(outputs));
+        if self.bucket.filters {
+            let some = self.candidates_of_filters();
+            out.push(self.bounds(estimates, some.filters));
+            out.push(self.select(estimates, &some));
+            out.push(self.rescore(head, &some));
+            self.filtered_draw(estimates, &some, outputs, out);
+        }
+    }
+
+    fn rescore(&self, head: &DenseHead, candidates: &Candidates) -> Launch {
+        let args = RescoreArgs {
+            step: self.inputs.step,
+            rows: head.rows,
+            scales: head.scales,
+            x: self.buffers.screened_x,
+            filters: candidates.filters,
+            found_counts: candidates.counts,
+            found: candidates.found,
+            width: self.shape.hidden as u32,
+            capacity: capacity(self.shape) as u32,
+        };
+        let kernels = ["rescore_f32", "rescore_f16", "rescore_bf16", "rescore_i8"];
+        Launch {
+            kernel: of_dtype(head.dtype, kernels),
+            grid: grid(RESCORE_BLOCKS, self.bucket.screened, 1),
             threads: 128,
             shared_bytes: 0,
-            args: Args::of(&rescore),
-        });
-        out.push(self.draw(outputs));
+            args: Args::of(&args),
+        }
     }
 
     /// Finds the first tokens of rankings among all logits, which stay on the device.
@@ -153,24 +186,92 @@ impl Pass<'_> {
         let (shape, buffers) = (self.shape, self.buffers);
         let to = (buffers.estimates, shape.groups() * TILE_ROWS);
         self.ternary_head(head, self.screened_rows(), to, out);
+        let exact = Estimates { errors: 0, norms: 0, rows: 0, values: buffers.estimates };
+        out.push(self.bounds(exact, 0));
+        out.push(self.select(exact, &Candidates::of_ranking(outputs)));
+        out.push(self.draw(outputs));
+        if self.bucket.filters {
+            let some = self.candidates_of_filters();
+            out.push(self.bounds(exact, some.filters));
+            out.push(self.select(exact, &some));
+            self.filtered_draw(exact, &some, outputs, out);
+        }
+    }
+
+    fn candidates_of_filters(&self) -> Candidates {
+        let buffers = self.buffers;
+        Candidates {
+            filters: self.inputs.filters,
+            counts: buffers.some_counts,
+            found: buffers.some,
+            thresholds: buffers.thresholds,
+        }
+    }
+
+    /// Returns the bounds of groups; with `filters`, of their logits.
+    fn bounds(&self, estimates: Estimates, filters: Address) -> Launch {
         let args = LogitBoundsArgs {
             step: self.inputs.step,
             rankings: self.inputs.rankings,
-            logits: buffers.estimates,
-            lowest: buffers.lowest,
-            highest: buffers.highest,
-            vocab: shape.vocab as u32,
+            filters,
+            estimates,
+            lowest: self.buffers.lowest,
+            highest: self.buffers.highest,
+            vocab: self.shape.vocab as u32,
             unused: 0,
         };
-        out.push(Launch {
+        let blocks = self.shape.groups().div_ceil(BOUNDS_THREADS as usize);
+        Launch {
             kernel: "logit_bounds",
-            grid: grid(shape.groups().div_ceil(BOUNDS_THREADS as usize), self.bucket.screened, 1),
+            grid: grid(blocks, self.bucket.screened, 1),
             threads: BOUNDS_THREADS,
             shared_bytes: 0,
             args: Args::of(&args),
+        }
+    }
+
+    /// Draws the tokens of rows with filters.
+    fn filtered_draw(
+        &self,
+        estimates: Estimates,
+        some: &Candidates,
+        outputs: &Outputs,
+        out: &mut Vec<Launch>,
+    ) {
+        let (step, rankings, rests) = (self.inputs.step, self.inputs.rankings, self.buffers.rests);
+        let rest = WeighRestArgs {
+            step,
+            rankings,
+            filters: some.filters,
+            estimates,
+            thresholds: some.thresholds,
+            drawn: outputs.drawn,
+            rests,
+            vocab: self.shape.vocab as u32,
+            unused: 0,
+        };
+        out.push(Launch {
+            kernel: "weigh_rest",
+            grid: grid(REST_PARTS, self.bucket.screened, 1),
+            threads: 256,
+            shared_bytes: 0,
+            args: Args::of(&rest),
         });
-        out.push(self.select([0; 3], outputs));
-        out.push(self.draw(outputs));
+        let draw = FilteredDrawArgs {
+            step,
+            rankings,
+            filters: some.filters,
+            found_counts: outputs.found_counts,
+            some_counts: some.counts,
+            some: some.found,
+            thresholds: some.thresholds,
+            rests,
+            drawn: outputs.drawn,
+            carried: self.buffers.carried,
+            capacity: capacity(self.shape) as u32,
+            parts: REST_PARTS as u32,
+        };
+        out.push(self.per_screened("filtered_draw", (256, 0), Args::of(&draw)));
     }
 
     fn per_screened(
@@ -183,21 +284,18 @@ impl Pass<'_> {
         Launch { kernel, grid, threads, shared_bytes, args }
     }
 
-    /// Returns the selection of candidates; `bounds` are the errors and norms of head rows and the factors of hidden rows, or
-    /// all 0 if the estimates are the logits.
-    fn select(&self, [errors, norms, rows]: [Address; 3], outputs: &Outputs) -> Launch {
+    fn select(&self, estimates: Estimates, to: &Candidates) -> Launch {
         let (shape, buffers) = (self.shape, self.buffers);
         let args = SelectArgs {
             step: self.inputs.step,
             rankings: self.inputs.rankings,
-            errors,
-            norms,
-            rows,
-            estimates: buffers.estimates,
+            filters: to.filters,
+            estimates,
             lowest: buffers.lowest,
             highest: buffers.highest,
-            found_counts: outputs.found_counts,
-            found: outputs.found,
+            found_counts: to.counts,
+            found: to.found,
+            thresholds: to.thresholds,
             vocab: shape.vocab as u32,
             capacity: capacity(shape) as u32,
         };

@@ -2,7 +2,7 @@
 //!
 //! A step waits for the device once: the host uploads tokens, positions, block tables and attention tasks
 //! together, launches (or replays, if a step of that size was recorded) and downloads the logits. Meanwhile the device
-//! already computes the decodes that will probably follow (`ahead`). Buffers are
+//! already computes the decodes that will probably follow (`ahead`). A step without logits waits for the one before it only. Buffers are
 //! allocated once, for passes of bounded size; larger steps are several passes. The results of a row depend
 //! neither on the pass nor on the kernels chosen for its size.
 //!

@@ -38,6 +38,7 @@ modules![
     "digits",
     "embed",
     "embed_ternary",
+    "filtered_draw",
     "final_norm",
     "group_few",
     "group_quantize",

@@ -3,16 +3,20 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    args::{AttentionTask, RowRanking, Step},
+    args::{AttentionTask, RowFilter, RowRanking, Step},
     attention::tasks_of_row,
     buffers::{AttentionMode, Bucket, Buffers, Inputs, Limits, bucket_of},
     device::Address,
     shape::Shape,
 };
 use crate::{
-    backend::{Chunk, Ranking},
+    backend::{Chunk, FilteredDraw, Ranking},
     kv::BLOCK_TOKENS,
 };
+
+/// How far below the largest logit the candidates of top-p reach, in units of the temperature: those further below weigh less
+/// than 3e-6 of the most probable token each.
+const REACH: f32 = 13.0;
 
 /// Some consecutive rows of one chunk.
 #[derive(Debug, Clone)]
@@ -69,13 +73,32 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Returns whether the first token is enough.
+    /// Returns whether one token is enough.
     pub fn is_single(&self) -> bool {
-        self.ranking.count <= 1 && self.ranking.within == 0.0
+        self.has_filters() || self.ranking.count <= 1 && self.ranking.within == 0.0
+    }
+
+    /// Returns whether the device draws the token of this row with filters.
+    pub fn has_filters(&self) -> bool {
+        self.ranking.draw.is_some()
+    }
+
+    fn filter(&self) -> RowFilter {
+        let Some(FilteredDraw { noise, top_k, top_p, min_p }) = self.ranking.draw else {
+            return RowFilter::zeroed();
+        };
+        // Without top-p, the ranking reaches as far as min-p.
+        let reach = if top_p < 1.0 { REACH * noise.temperature } else { self.ranking.within };
+        RowFilter { is_on: 1, top_k: top_k as u32, top_p, min_p, reach }
     }
 
     fn for_device(&self) -> RowRanking {
-        let Ranking { count, within, noise, .. } = self.ranking;
+        let ranking = match self.ranking.draw {
+            // The first token by noise; the filters decide whether it is the drawn one.
+            Some(draw) => Ranking { noise: Some(draw.noise), ..Ranking::largest(1) },
+            None => self.ranking,
+        };
+        let Ranking { count, within, noise, .. } = ranking;
         RowRanking {
             count: count.max(1) as u32,
             within,
@@ -203,6 +226,9 @@ impl Image {
         put(bytes, inputs, inputs.whole, 0, whole.iter().map(|row| *row as u32));
         put(bytes, inputs, inputs.screened, 0, screened.iter().map(|wanted| wanted.row as u32));
         put(bytes, inputs, inputs.rankings, 0, screened.iter().map(Wanted::for_device));
+        if bucket.filters {
+            put(bytes, inputs, inputs.filters, 0, screened.iter().map(Wanted::filter));
+        }
         put(bytes, inputs, inputs.tasks, 0, tasks.iter().copied());
         bytes.extend_from_slice(bytemuck::cast_slice(blocks));
     }

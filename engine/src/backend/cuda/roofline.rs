@@ -168,7 +168,7 @@ fn load(backend: &CudaBackend, chunks: &[Chunk<'_>], logits: &mut Logits) -> Loa
     for position in 0..logits.len() {
         match logits.position(position) {
             PositionLogits::All(_) => whole += 1,
-            PositionLogits::Largest(_) => screened += 1,
+            PositionLogits::Largest(_) | PositionLogits::Drawn(_) => screened += 1,
         }
     }
     let rows = chunks.iter().flat_map(|c| c.position..c.position + c.tokens.len());

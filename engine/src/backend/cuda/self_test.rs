@@ -146,6 +146,7 @@ fn test(
         reach: shape.reach(1),
         attention: AttentionMode::Split,
         digits: 2,
+        filters: false,
     };
     let x: Vec<f32> = (0..rows)
         .flat_map(|row| (0..ternary.cols).map(move |i| (row, i)))

@@ -14,7 +14,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{Chunk, Ranking, cpu::screen::SCREEN_SHARE, logits},
+    backend::{Chunk, Ranking, TokenLogit, cpu::screen::SCREEN_SHARE, logits},
     config::ModelConfig,
 };
 
@@ -46,6 +46,8 @@ pub(super) struct State {
     found: Downloaded,
     /// Decodes that the last step has begun.
     pub(super) ahead: Ahead,
+    /// The end of a pass without outputs, while nothing has waited for it.
+    pub(super) unread: Option<Reading>,
     /// Whether steps begin no decodes, so that they can be measured one by one.
     pub(super) alone: bool,
     /// Candidates of the last step's screened rows.
@@ -83,12 +85,13 @@ struct OfPass<'a> {
 }
 
 impl CudaBackend {
-    /// Returns whether the screen finds the first tokens of a ranking. It keeps nothing for further looks.
+    /// Returns whether the screen finds the first tokens of a ranking, or the token of its draw. It keeps nothing for further
+    /// looks.
     pub(super) fn screens(&self, ranking: &Ranking) -> bool {
         let count = ranking.count;
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.tables.head.finds()
-            && !ranking.keeps
+            && (!ranking.keeps || ranking.draw.is_some())
             && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
             && count <= room
     }
@@ -141,6 +144,7 @@ impl CudaBackend {
     pub(super) fn finish(&mut self, pass: InFlight) -> Result<Lists, DeviceError> {
         let InFlight { reading, mut found, screened, digits } = pass;
         self.device.finish_read(reading, &mut found.bytes)?;
+        self.state.unread = None;
         Ok(self.collect(&found, &screened, digits))
     }
 
@@ -195,7 +199,7 @@ impl CudaBackend {
             let mut all = vec![0.0; whole.len() * vocab];
             self.pass(work, rows, &mut all, &mut Lists::new(), &mut Vec::new())?;
             for ((list, wanted), logits) in some.iter().zip(all.chunks_exact(vocab)) {
-                lists[*list] = logits::first(logits, &wanted.ranking);
+                lists[*list] = undecided(logits, &wanted.ranking);
             }
         }
         Ok(())
@@ -233,7 +237,7 @@ impl CudaBackend {
         rows: OfPass<'_>,
         carry: usize,
     ) -> Result<(usize, Outputs), DeviceError> {
-        let bucket = self.bucket(work, rows.whole.len(), rows.screened.len());
+        let bucket = self.bucket(work, rows.whole.len(), rows.screened);
         let (inputs, outputs) =
             (self.buffers.inputs(&bucket, &self.shape), self.buffers.outputs(&bucket));
         let image = &mut self.state.image;
@@ -256,7 +260,9 @@ impl CudaBackend {
         rows.map(|(row, wanted)| found.of_row(row, wanted.is_single())).collect()
     }
 
-    fn bucket(&self, work: &Work<'_>, whole: usize, screened: usize) -> Bucket {
+    fn bucket(&self, work: &Work<'_>, whole: usize, screened: &[Wanted]) -> Bucket {
+        let filters = screened.iter().any(Wanted::has_filters);
+        let screened = screened.len();
         let one_digit = screened >= self.tuning.one_digit_rows && !self.state.coarse;
         Bucket {
             rows: bucket_of(work.part.iter().map(|piece| piece.len).sum()).min(self.limits.rows),
@@ -265,6 +271,7 @@ impl CudaBackend {
             reach: work.reach,
             attention: work.attention,
             digits: if one_digit { 1 } else { 2 },
+            filters,
         }
     }
 
@@ -275,7 +282,7 @@ impl CudaBackend {
         let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
         let (attention, reach) = self.attention(part, chunks);
         let work = Work { part, chunks, attention, reach };
-        let bucket = self.bucket(&work, wanted.whole.len(), wanted.screened.len());
+        let bucket = self.bucket(&work, wanted.whole.len(), &wanted.screened);
         let pass = self.pass_of(&bucket);
         [pass.body(), pass.head(&self.buffers.outputs(&bucket))].concat()
     }
@@ -325,7 +332,14 @@ impl CudaBackend {
         self.device.replay(recording)
     }
 
-    /// Waits for the pass and downloads its outputs.
+    /// Waits for a pass without outputs, if nothing has.
+    pub(super) fn finish_unread(&mut self) -> Result<(), DeviceError> {
+        let unread = self.state.unread.take();
+        unread.map_or(Ok(()), |reading| self.device.finish_read(reading, &mut Vec::new()))
+    }
+
+    /// Waits for the pass and downloads its outputs. Does not wait for a pass without outputs, but for one before it, so that the
+    /// device has work while the host prepares the next pass.
     fn download(
         &mut self,
         outputs: &Outputs,
@@ -340,7 +354,21 @@ impl CudaBackend {
         if !all.is_empty() {
             parts.push(Part { from: outputs.logits, to: bytemuck::cast_slice_mut(all) });
         }
-        // It waits without outputs, too: the engine measures the time of every step.
+        if parts.is_empty() && !self.state.alone {
+            let reading = self.device.begin_read(outputs.found_counts, 0)?;
+            let waited = self.finish_unread();
+            self.state.unread = Some(reading);
+            return waited;
+        }
+        self.state.unread = None;
         self.device.read(&mut parts)
+    }
+}
+
+/// Returns the list of a row that the screen did not decide: the logits that its ranking asks for; for a draw, every token's.
+pub(super) fn undecided(all: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
+    match ranking.draw {
+        Some(_) => logits::every(all).collect(),
+        None => logits::first(all, ranking),
     }
 }

@@ -282,6 +282,15 @@ struct RowRanking {
     u32 keys[4];        // of the noise
 };
 
+// What else decides a row's draw, as `Filters` in engine/src/backend/ranking.rs.
+struct RowFilter {
+    u32 is_on;    // 0: nothing; the draw is the ranking's first token
+    u32 top_k;    // only tokens with a logit of at least the k-th largest; 0: all
+    float top_p;  // of these, the most probable ones until their sum reaches this; 1: all
+    float min_p;  // of these, those at least this probable, as a share of the most probable one
+    float reach;  // without top-k: candidates are not looked for further below the largest logit than this
+};
+
 struct ScreenArgs {
     const Step* step;
     const uint4* head;        // in the int8 layout, see README.md
@@ -306,11 +315,20 @@ struct Found {
     float logit;
 };
 
-// All logits of some rows; their bounds are the logits themselves.
+// Estimates of the logits of some rows, or the logits.
+struct Estimates {
+    const float* errors;   // as in ScreenArgs; null where the estimates are the logits
+    const float* norms;    // not read where `errors` is null; the same for `rows`
+    const DigitRow* rows;
+    const float* values;   // (screened, padded vocab)
+};
+
+// Bounds of groups of tokens from the estimates of the tokens.
 struct LogitBoundsArgs {
     const Step* step;
     const RowRanking* rankings;  // (screened)
-    const float* logits;         // (screened, padded vocab)
+    const RowFilter* filters;    // (screened); not null: bounds of the logits themselves, of rows with filters only
+    Estimates estimates;
     float* lowest;               // as in ScreenArgs
     float* highest;
     u32 vocab;
@@ -320,14 +338,13 @@ struct LogitBoundsArgs {
 struct SelectArgs {
     const Step* step;
     const RowRanking* rankings;  // (screened)
-    const float* errors;     // as in ScreenArgs; null where the estimates are the logits
-    const float* norms;      // not read where `errors` is null; the same for `rows`
-    const DigitRow* rows;
-    const float* estimates;
+    const RowFilter* filters;    // (screened); not null: the candidates of filters, of rows with filters only
+    Estimates estimates;
     const float* lowest;
     const float* highest;
     u32* found_counts;  // (screened): number of candidates; it includes those beyond the capacity
     Found* found;       // (screened, capacity): tokens, unordered, with their estimates
+    float* thresholds;  // (screened): every token with at least this logit is a candidate; with filters only
     u32 vocab;
     u32 capacity;
 };
@@ -337,6 +354,7 @@ struct RescoreArgs {
     const void* rows;         // (vocab, width) of dtype, as in HeadArgs
     const float* scales;      // (vocab); i8 rows only
     const float* x;           // (screened, width)
+    const RowFilter* filters;  // (screened); not null: the candidates of rows with filters only
     const u32* found_counts;  // (screened)
     Found* found;             // (screened, capacity): the kernel writes the logits
     u32 width;
@@ -352,6 +370,41 @@ struct DrawArgs {
     u32* carried;                // the same tokens from index step->carry on, for later passes; 0 if not decided
     u32 capacity;
     u32 unused;
+};
+
+// Bounds of what tokens weigh that are not among the candidates of filters, in units of a token with the threshold as its logit.
+struct Rest {
+    float least;
+    float most;
+    float before;  // at most; of those that may stand before the first token of the ranking
+    u32 unused;
+};
+
+struct WeighRestArgs {
+    const Step* step;
+    const RowRanking* rankings;  // (screened)
+    const RowFilter* filters;    // (screened)
+    Estimates estimates;
+    const float* thresholds;  // (screened)
+    const Found* drawn;       // (screened): the first tokens of the rankings
+    Rest* rests;              // (screened, gridDim.x): of a part of the tokens each
+    u32 vocab;
+    u32 unused;
+};
+
+struct FilteredDrawArgs {
+    const Step* step;
+    const RowRanking* rankings;  // (screened)
+    const RowFilter* filters;    // (screened)
+    u32* found_counts;           // (screened): changed to capacity + 1 if the candidates do not decide the draw
+    const u32* some_counts;      // (screened): numbers of candidates of the filters
+    const Found* some;           // (screened, capacity): these candidates
+    const float* thresholds;     // (screened)
+    const Rest* rests;           // (screened, parts)
+    Found* drawn;                // (screened): read: the first token of the ranking; written: the drawn one
+    u32* carried;                // as in DrawArgs
+    u32 capacity;
+    u32 parts;
 };
 
 // Arguments of peak_*, which measure the highest rates of a device.

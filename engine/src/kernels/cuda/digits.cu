@@ -2,11 +2,6 @@
 
 #include "norm.cuh"
 
-__device__ __forceinline__ double sum_over_block(double v, double* shared) {
-    for (u32 width = 16; width > 0; width /= 2) v = __dadd_rn(v, __shfl_xor_sync(FULL_WARP, v, width));
-    return over_block(v, shared, [](double a, double b) { return __dadd_rn(a, b); });
-}
-
 // One block per wanted row. x[k] is about step · X[k]. With one digit |X| ≤ 127; with two digits
 // X = 256 · digit 0 + digit 1 and |X| ≤ 127 · 256. Digits are signed. The factors of the bounds are the same as
 // in Estimates::factors in backend/cpu/screen.rs.

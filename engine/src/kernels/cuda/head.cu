@@ -84,7 +84,7 @@ KERNEL(128) head_i8(const HeadArgs args) { head<I8>(args); }
 template <class E> __device__ __forceinline__ void rescore(const RescoreArgs& args) {
     constexpr u32 AHEAD = 16;
     u32 index = blockIdx.y, width = args.width, lane = threadIdx.x % LANES;
-    if (index >= args.step->screened) return;
+    if (index >= args.step->screened || args.filters && !args.filters[index].is_on) return;
     u32 count = args.found_counts[index];
     if (count > args.capacity) return;
     const float* x = args.x + u64(index) * width;

@@ -29,6 +29,21 @@ __device__ __forceinline__ double ln(double x) {
     return __dadd_rn(__dmul_rn(whole, 6.931471803691238e-1), __dadd_rn(twice, low));
 }
 
+// eˣ for x ≤ 0, as `math::exp`.
+__device__ __forceinline__ double exp_f64(double x) {
+    constexpr double WHOLE = 6755399441055744.0, LEAST = -708.0;
+    constexpr double TERMS[13] = {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0, 1.0 / 720.0,
+                                  1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0, 1.0};
+    if (x < LEAST) return 0.0;
+    double k = __dsub_rn(__dadd_rn(__dmul_rn(x, 1.44269504088896340736), WHOLE), WHOLE);
+    double r = __dsub_rn(__dsub_rn(x, __dmul_rn(k, 6.931471803691238e-1)), __dmul_rn(k, 1.9082149292705877e-10));
+    double sum = 1.0 / 6227020800.0;
+    UNROLL for (u32 i = 0; i < 13; i++) sum = __dadd_rn(__dmul_rn(sum, r), TERMS[i]);
+    i64 whole = i64(k), half = whole >> 1;
+    sum = __dmul_rn(sum, __longlong_as_double((half + 1023) << 52));
+    return __dmul_rn(sum, __longlong_as_double((whole - half + 1023) << 52));
+}
+
 // The noise of a token, as `Noise::of_token`.
 __device__ __forceinline__ double noise_of(const u32 (&keys)[4], u32 token) {
     u32 first = noise_bits(token, keys[0], keys[1]), second = noise_bits(token, keys[2], keys[3]);

@@ -15,6 +15,12 @@ template <class T, class Combine> __device__ __forceinline__ T over_block(T of_w
     return all;
 }
 
+// Returns the sum over all threads of the block.
+__device__ __forceinline__ double sum_over_block(double v, double* shared) {
+    for (u32 width = 16; width > 0; width /= 2) v = __dadd_rn(v, __shfl_xor_sync(FULL_WARP, v, width));
+    return over_block(v, shared, [](double a, double b) { return __dadd_rn(a, b); });
+}
+
 // Rows in shared memory have room for a multiple of this many elements, with zeros after the width.
 constexpr u32 ROW_MULTIPLE = 128;
 

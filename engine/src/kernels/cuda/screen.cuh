@@ -26,6 +26,16 @@ __device__ __forceinline__ Interval exactly(float logit) {
     return {or_if_nan(logit, minus_infinity()), or_if_nan(logit, -minus_infinity())};
 }
 
+// Returns the bounds of a token's logit. `row` is the row's entry of `estimates.rows`, `values` its estimates.
+__device__ __forceinline__ Interval logit_bounds_of(const Estimates& estimates, const DigitRow& row, const float* values, u32 token) {
+    if (!estimates.errors) return exactly(values[token]);
+    return interval(values[token], row, estimates.errors[token], estimates.norms[token]);
+}
+
+__device__ __forceinline__ DigitRow digit_row(const Estimates& estimates, u32 row) {
+    return estimates.errors ? estimates.rows[row] : DigitRow{};
+}
+
 // Returns the bounds of a value from those of its logit. The last factor exceeds the roundings of a product and two sums.
 __device__ __forceinline__ Interval value_bounds(const Interval& logit, const RowRanking& ranking, u32 token) {
     if (ranking.temperature == 0.0f) return logit;
@@ -41,4 +51,14 @@ __device__ __forceinline__ Interval value_bounds(const Interval& logit, const Ro
 __device__ __forceinline__ float estimate_of(u32 digit_count, const DigitRow& row, float scale, i32 first, i32 second) {
     i64 sum = digit_count == 1 ? first : i64(first) * 256 + second;
     return __fmul_rn(__ll2float_rn(sum), __fmul_rn(scale, row.step));
+}
+
+// Returns bits that compare as unsigned integers in the same order as the floats.
+__device__ __forceinline__ u32 ordered(float v) {
+    u32 bits = __float_as_uint(v);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float from_ordered(u32 key) {
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }

@@ -3,82 +3,123 @@
 #include "norm.cuh"
 #include "screen.cuh"
 
-// Returns bits that compare as unsigned integers in the same order as the floats.
-__device__ __forceinline__ u32 ordered(float v) {
-    u32 bits = __float_as_uint(v);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ float from_ordered(u32 key) {
-    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
-}
-
-// Number of groups per thread that have their bounds in registers.
+// Number of elements per thread that stay in registers.
 constexpr u32 SOME = 8;
 
-// One block per row. The threshold is the count-th largest value among the largest lower bounds of the groups,
-// found bit by bit, less `within`: at least `count` different tokens have values of at least the threshold plus `within`.
-// Candidates are the tokens with an upper bound of at least the threshold, unordered.
-KERNEL(1024) screen_select(const SelectArgs args) {
-    __shared__ u32 counts[32];  // one counter per round; a round decides one bit
-    __shared__ u32 found_count;
-    u32 row = blockIdx.x, groups = (args.vocab + 15) / 16;
-    if (row >= args.step->screened) return;
-    if (threadIdx.x < 32) counts[threadIdx.x] = 0;
-    if (threadIdx.x == 0) found_count = 0;
+// Returns the largest key with at least `wanted` elements of at least it; 0 if there are fewer. `counts` has a counter per round; a round decides one bit.
+__device__ __forceinline__ u32 largest_key(const float* values, u32 length, u32 wanted, u32 (&counts)[32]) {
     __syncthreads();
-    const float* lowest = args.lowest + u64(row) * groups;
-    const float* highest = args.highest + u64(row) * groups;
-    const float* estimates = args.estimates + u64(row) * groups * 16;
-    RowRanking ranking = args.rankings[row];
-    u32 wanted = ranking.count, key = 0;
-    u32 some[SOME];  // the first groups of the thread; large vocabularies have more, read again each round
+    if (threadIdx.x < 32) counts[threadIdx.x] = 0;
+    __syncthreads();
+    u32 key = 0;
+    u32 some[SOME];  // the first elements of the thread; large vocabularies have more, read again each round
     UNROLL for (u32 i = 0; i < SOME; i++) {
-        u32 g = threadIdx.x + i * blockDim.x;
-        some[i] = g < groups ? ordered(lowest[g]) : 0;
+        u32 at = threadIdx.x + i * blockDim.x;
+        some[i] = at < length ? ordered(values[at]) : 0;
     }
-    for (u32 round = 0; round < 32 && wanted <= groups; round++) {
+    for (u32 round = 0; round < 32 && wanted <= length; round++) {
         u32 least = key | 0x80000000u >> round, count = 0;
         UNROLL for (u32 i = 0; i < SOME; i++) count += some[i] >= least;
-        for (u32 g = threadIdx.x + SOME * blockDim.x; g < groups; g += blockDim.x) count += ordered(lowest[g]) >= least;
+        for (u32 at = threadIdx.x + SOME * blockDim.x; at < length; at += blockDim.x) count += ordered(values[at]) >= least;
         count = u32(sum_of_warp(i32(count)));
         if (threadIdx.x % 32 == 0) atomicAdd(&counts[round], count);
         __syncthreads();
         if (counts[round] >= wanted) key = least;
     }
-    float threshold = wanted <= groups ? from_ordered(key) : minus_infinity();
-    if (ranking.within > 0.0f) {
-        // Less by more than the roundings of the differences.
-        float least = __fsub_rn(__fsub_rn(threshold, ranking.within), __fmul_rn(fabsf(threshold), 1e-6f));
-        threshold = or_if_nan(least, minus_infinity());
-    }
-    bool exact = !args.errors;
-    DigitRow of_row = exact ? DigitRow{} : args.rows[row];
-    Found* found = args.found + u64(row) * args.capacity;
-    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
-        if (!(highest[g] >= threshold)) continue;
-        for (u32 token = g * 16; token < g * 16 + 16 && token < args.vocab; token++) {
-            float estimate = estimates[token];
-            Interval of_logit = exact ? exactly(estimate) : interval(estimate, of_row, args.errors[token], args.norms[token]);
-            Interval bounds = value_bounds(of_logit, ranking, token);
-            if (!(bounds.highest >= threshold)) continue;
-            u32 at = atomicAdd(&found_count, 1u);
-            if (at < args.capacity) found[at] = {token, estimate};
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) args.found_counts[row] = found_count;
+    return key;
 }
 
-// The bounds of groups of 16 tokens as the screen writes them, from all logits. One thread per group of row blockIdx.y.
+// Returns `value` less a distance, by more than the roundings of differences.
+__device__ __forceinline__ float further_down(float value, float distance) {
+    float least = __fsub_rn(__fsub_rn(value, distance), __fmul_rn(fabsf(value), 1e-6f));
+    return or_if_nan(least, minus_infinity());
+}
+
+// Most times that the candidates of filters are selected until they have room.
+constexpr u32 SELECTIONS = 5;
+
+// The threshold of a row with filters. With top-k, at least k tokens have values of at least it. Otherwise so many groups have
+// candidates as have room, half of that in each further selection. Then it is not above the largest lower bound, so the token with
+// the largest logit is a candidate.
+__device__ __forceinline__ float filter_threshold(const RowFilter& filter, const float* lowest, const float* highest, u32 groups,
+                                                  u32 capacity, u32 selection, u32 (&counts)[32]) {
+    __shared__ u32 of_warps[32];
+    bool from_lowest = filter.top_k > 0;
+    u32 room = (capacity < groups ? capacity : groups) / 2 >> selection;
+    u32 wanted = from_lowest ? filter.top_k : room > 0 ? room : 1;
+    u32 key = largest_key(from_lowest ? lowest : highest, groups, wanted, counts);
+    float threshold = wanted <= groups ? from_ordered(key) : minus_infinity();
+    if (from_lowest) return threshold;
+    u32 largest = 0;
+    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+        u32 of_group = ordered(lowest[g]);
+        largest = of_group > largest ? of_group : largest;
+    }
+    largest = over_block(largest_u32_of_warp(largest), of_warps, [](u32 a, u32 b) { return a > b ? a : b; });
+    float known = from_ordered(largest);
+    return smaller(larger(threshold, further_down(known, filter.reach)), known);
+}
+
+// One block per row. The threshold is the count-th largest value among the largest lower bounds of the groups, less `within`: at
+// least `count` different tokens have values of at least the threshold plus `within`. Candidates are the tokens with an upper
+// bound of at least the threshold, unordered. With filters, values are logits.
+KERNEL(1024) screen_select(const SelectArgs args) {
+    __shared__ u32 counts[32];
+    __shared__ u32 found_count;
+    u32 row = blockIdx.x, groups = (args.vocab + 15) / 16;
+    if (row >= args.step->screened) return;
+    RowRanking ranking = args.rankings[row];
+    RowFilter filter = args.filters ? args.filters[row] : RowFilter{};
+    if (args.filters && !filter.is_on) return;
+    const float* lowest = args.lowest + u64(row) * groups;
+    const float* highest = args.highest + u64(row) * groups;
+    const float* estimates = args.estimates.values + u64(row) * groups * 16;
+    DigitRow of_row = digit_row(args.estimates, row);
+    Found* found = args.found + u64(row) * args.capacity;
+    if (args.filters) ranking.temperature = 0.0f;
+    for (u32 selection = 0;; selection++) {
+        float threshold;
+        if (threadIdx.x == 0) found_count = 0;
+        if (args.filters) {
+            threshold = filter_threshold(filter, lowest, highest, groups, args.capacity, selection, counts);
+        } else {
+            u32 key = largest_key(lowest, groups, ranking.count, counts);
+            threshold = ranking.count <= groups ? from_ordered(key) : minus_infinity();
+            if (ranking.within > 0.0f) threshold = further_down(threshold, ranking.within);
+        }
+        for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+            if (!(highest[g] >= threshold)) continue;
+            for (u32 token = g * 16; token < g * 16 + 16 && token < args.vocab; token++) {
+                Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, estimates, token), ranking, token);
+                if (!(bounds.highest >= threshold)) continue;
+                u32 at = atomicAdd(&found_count, 1u);
+                if (at < args.capacity) found[at] = {token, estimates[token]};
+            }
+        }
+        __syncthreads();
+        bool again = args.filters && filter.top_k == 0 && found_count > args.capacity && selection + 1 < SELECTIONS;
+        if (!again && threadIdx.x == 0) {
+            args.found_counts[row] = found_count;
+            if (args.filters) args.thresholds[row] = threshold;
+        }
+        if (!again) return;
+        __syncthreads();
+    }
+}
+
+// The bounds of groups of 16 tokens as the screen writes them, from the estimates. One thread per group of row blockIdx.y. With
+// filters, these are bounds of the logits.
 KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
     u32 row = blockIdx.y, group = blockIdx.x * blockDim.x + threadIdx.x, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened || group >= groups) return;
+    if (args.filters && !args.filters[row].is_on) return;
     RowRanking ranking = args.rankings[row];
-    const float* logits = args.logits + u64(row) * groups * 16;
+    if (args.filters) ranking.temperature = 0.0f;
+    const float* values = args.estimates.values + u64(row) * groups * 16;
+    DigitRow of_row = digit_row(args.estimates, row);
     float lowest = minus_infinity(), highest = minus_infinity();
     for (u32 token = group * 16; token < group * 16 + 16 && token < args.vocab; token++) {
-        Interval bounds = value_bounds(exactly(logits[token]), ranking, token);
+        Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, values, token), ranking, token);
         lowest = larger(bounds.lowest, lowest), highest = larger(bounds.highest, highest);
     }
     args.lowest[u64(row) * groups + group] = lowest;

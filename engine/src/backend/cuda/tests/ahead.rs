@@ -3,11 +3,12 @@
 use super::{
     Backend, HeadMode, KvType, Limits, LogitsFor, Part,
     equality::{check, on_cpu},
-    load, model, options, run, small, tokens,
+    load, model, options, part, run, small, tokens,
 };
 use crate::{
     backend::{
-        Noise, PositionLogits, Ranking, ScaledNoise, cuda::step::CudaBackend, logits::first,
+        FilteredDraw, Noise, PositionLogits, Ranking, ScaledNoise, cuda::step::CudaBackend,
+        logits::first,
     },
     kv::BlockId,
 };
@@ -67,6 +68,7 @@ fn step(
         let some = match position {
             PositionLogits::Largest(found) => found.to_vec(),
             PositionLogits::All(all) => first(all, &ranking),
+            PositionLogits::Drawn(_) => unreachable!("no draw has filters"),
         };
         let value = |token: &crate::backend::TokenLogit| match ranking.noise {
             Some(noise) => noise.add_to(token.id, token.logit),
@@ -174,4 +176,90 @@ fn steps_that_follow_nothing_begin_nothing() {
         step(&format!("decode {round}"), cpu.as_mut(), &mut cuda, &mut all(&mut sequence));
     }
     assert!(cuda.state.ahead.is_begun(), "decodes that follow one another are begun again");
+}
+
+/// Steps without logits return before the device has run them; those after them read what they wrote.
+#[test]
+fn steps_without_logits_do_not_wait() {
+    let model = model("bitnet-tiny");
+    let options = options(KvType::F16, HeadMode::Exact);
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    let mut cpu = on_cpu(&model, options);
+    let prompt = tokens(40, 1);
+    for (start, end) in [(0, 16), (16, 24), (24, 39)] {
+        let parts = [part(&prompt[start..end], start, 0, LogitsFor::Nothing)];
+        check("a part of the prompt", cpu.as_mut(), &mut cuda, &parts);
+        assert!(cuda.is_running());
+    }
+    let last = [part(&prompt[39..], 39, 0, LogitsFor::Last)];
+    check("the rest", cpu.as_mut(), &mut cuda, &last);
+    assert!(!cuda.is_running());
+    check("the rest again", cpu.as_mut(), &mut cuda, &last);
+    run(&mut cuda, &[part(&prompt[..9], 0, 3, LogitsFor::Nothing)]);
+    cuda.wait().expect("the device works");
+    assert!(!cuda.is_running());
+}
+
+/// Sequences with drafts ask for several tokens in a step, others of the same step for one.
+#[test]
+fn drafts_beside_decodes_equal_the_cpus() {
+    let model = model("bitnet-tiny");
+    let options = options(KvType::F16, HeadMode::Exact);
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    let mut cpu = on_cpu(&model, options);
+    let noise = ScaledNoise { noise: Noise::of(3, 0, 5), temperature: 1.0 };
+    let largest = Ranking::largest(1);
+    let each: &'static [Ranking] =
+        Box::leak(Box::new([largest, Ranking { noise: Some(noise), ..largest }, largest]));
+    let prompt = |row: u32| part(&tokens(4, row), 0, row * 2, LogitsFor::largest(1));
+    let with_drafts = |row: u32| part(&tokens(3, row + 9), 4, row * 2, LogitsFor::Each(each));
+    let decode = |row: u32| part(&tokens(1, row + 5), 4, row * 2, LogitsFor::largest(1));
+    let prompts: Vec<Part> = (0..4).map(prompt).collect();
+    check("prompts", cpu.as_mut(), &mut cuda, &prompts);
+    for parts in [
+        vec![with_drafts(0), decode(1), with_drafts(2), decode(3)],
+        vec![decode(1), with_drafts(0)],
+        vec![with_drafts(2)],
+    ] {
+        for _ in 0..2 {
+            check("drafts", cpu.as_mut(), &mut cuda, &parts);
+        }
+    }
+}
+
+/// A draw after a draft that the device does not decide gets all logits of its position.
+#[test]
+fn undecided_draws_after_drafts_get_all_logits() {
+    let model = model("bitnet-tiny");
+    let options = options(KvType::F16, HeadMode::Exact);
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    let mut cpu = on_cpu(&model, options);
+    // At a high temperature, the tokens of top-p are more than the device lists.
+    let draw = |position, temperature| {
+        let noise = ScaledNoise { noise: Noise::of(1, 0, position), temperature };
+        let draw = FilteredDraw { noise, top_k: 0, top_p: 0.6, min_p: 0.0 };
+        Ranking { draw: Some(draw), ..Ranking::largest(1) }
+    };
+    let of = |first| -> &'static [Ranking] {
+        Box::leak(Box::new([draw(first, 0.1), draw(first + 1, 40.0), draw(first + 2, 0.1)]))
+    };
+    let mut undecided = 0;
+    for row in 0..8u32 {
+        let tokens = tokens(5, row);
+        let got = [part(&tokens, 0, row, LogitsFor::Each(of(3 + 10 * u64::from(row))))];
+        let (mut got, want) =
+            (run(&mut cuda, &got), { run(cpu.as_mut(), &[part(&tokens, 0, row, LogitsFor::All)]) });
+        let want = want.all().chunks_exact(model.config().vocab_size).skip(2);
+        for (index, want) in want.enumerate() {
+            match got.position(index) {
+                PositionLogits::All(all) => {
+                    assert!(all == want, "row {row}, position {index}");
+                    undecided += 1;
+                }
+                PositionLogits::Drawn(token) => assert!(want[token as usize].is_finite()),
+                PositionLogits::Largest(_) => panic!("the device draws"),
+            }
+        }
+    }
+    assert!((2..=12).contains(&undecided), "{undecided} of 24");
 }

@@ -54,6 +54,7 @@ pub fn pairs(position: PositionLogits<'_>) -> Vec<(u32, u32)> {
     match position {
         PositionLogits::All(all) => all.iter().zip(0..).map(|(l, id)| (id, l.to_bits())).collect(),
         PositionLogits::Largest(some) => some.iter().map(|t| (t.id, t.logit.to_bits())).collect(),
+        PositionLogits::Drawn(_) => unreachable!("no draw has filters"),
     }
 }
 

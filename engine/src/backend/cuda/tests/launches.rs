@@ -16,7 +16,10 @@ use super::{
     BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part, device, load, model, options,
     part, run, tokens,
 };
-use crate::kernels::Digits;
+use crate::{
+    backend::{FilteredDraw, Noise, Ranking, ScaledNoise},
+    kernels::Digits,
+};
 
 /// Kernels that no step launches: they measure peaks.
 const UNUSED: [&str; 3] = ["peak_read", "peak_mma_s8", "peak_fma_f32"];
@@ -96,6 +99,10 @@ fn launched_by(name: &str, options: CudaOptions) -> Option<BTreeSet<&'static str
         run(&mut backend, &decodes);
         run(&mut backend, &[part(&tokens(count, 1), 0, 0, LogitsFor::All)]);
     }
+    let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
+    let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
+    let draws = LogitsFor::Largest(Ranking { draw: Some(draw), ..Ranking::largest(1) });
+    run(&mut backend, &[part(&[1], 0, 0, draws)]);
     run(&mut backend, &[0, 20].map(|block| part(&tokens(300, 1), 0, block, LogitsFor::Last)));
     let launched = launched.lock().expect("no thread panicked").clone();
     Some(launched)

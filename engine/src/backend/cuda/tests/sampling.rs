@@ -4,9 +4,12 @@ use super::{
     Backend, Engine, EngineConfig, Event, HeadMode, KvType, Limits, LogitsFor, Part, Request,
     SamplingParams,
     equality::{check, on_cpu},
-    load, model, options, part, small, tokens_of,
+    load, model, options, part, run, small, tokens_of,
 };
-use crate::backend::{Noise, Ranking, ScaledNoise};
+use crate::{
+    backend::{Noise, PositionLogits, Ranking, ScaledNoise},
+    sampler::{self, Context, Sampled, Scratch, TokenCounts},
+};
 
 /// A model with factors of embedding, blocks and logits.
 const MINICPM: &str = "group-linears/minicpm-tq2_0.gguf";
@@ -57,8 +60,81 @@ fn tokens_with_the_largest_noise_equal_the_cpus() {
     }
 }
 
+/// Sampling parameters with filters.
+fn filters() -> Vec<SamplingParams> {
+    let all = SamplingParams::default();
+    vec![
+        SamplingParams { top_p: 0.9, temperature: 0.5, ..all.clone() },
+        SamplingParams { top_p: 0.5, ..all.clone() },
+        SamplingParams { top_p: 0.05, temperature: 2.0, ..all.clone() },
+        SamplingParams { top_k: 5, ..all.clone() },
+        SamplingParams { top_k: 8, top_p: 0.7, temperature: 0.8, ..all.clone() },
+        SamplingParams { min_p: 0.2, ..all.clone() },
+        SamplingParams { top_p: 0.8, min_p: 0.3, temperature: 0.4, ..all.clone() },
+        SamplingParams { top_k: 9, min_p: 0.4, ..all },
+    ]
+}
+
+/// Draws with filters are made on the device, which then begins the decodes after them; the CPU draws the same tokens from all
+/// logits.
+#[test]
+fn tokens_drawn_with_filters_equal_the_cpus() {
+    for name in ["bitnet-tiny", "llama-tiny", "qwen3-group-tiny"] {
+        let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
+        let Some(mut cuda) = load(&model, options, small()) else { return };
+        let mut cpu = on_cpu(&model, options);
+        let params = filters();
+        let rows = || params.iter().cycle().take(20).zip(0u32..);
+        let mut sequences: Vec<Vec<u32>> =
+            rows().map(|(_, row)| tokens_of(&model, 3, row)).collect();
+        let (mut drawn, mut all) = (0, 0);
+        for step in 0..8 {
+            let parts = |logits: &dyn Fn(Ranking) -> LogitsFor<'static>| -> Vec<Part> {
+                let part = |((params, row), tokens): ((&SamplingParams, u32), &Vec<u32>)| {
+                    let counts = TokenCounts::default();
+                    let params = SamplingParams { seed: u64::from(row), ..params.clone() };
+                    let needed = sampler::needed(&params, context(&counts, tokens));
+                    let logits = logits(needed.expect("no log-probabilities"));
+                    let computed = if step == 0 { 0 } else { tokens.len() - 1 };
+                    part(&tokens[computed..], computed, row, logits)
+                };
+                rows().zip(&sequences).map(part).collect()
+            };
+            let (on_device, on_host) = (parts(&LogitsFor::Largest), parts(&|_| LogitsFor::Last));
+            let (mut got, mut want) = (run(&mut cuda, &on_device), run(cpu.as_mut(), &on_host));
+            for ((params, row), tokens) in rows().zip(&mut sequences) {
+                let counts = TokenCounts::default();
+                let params = SamplingParams { seed: u64::from(row), ..params.clone() };
+                let draw = |logits: PositionLogits<'_>| match logits {
+                    PositionLogits::Drawn(token) => token,
+                    PositionLogits::Largest(_) => panic!("the device draws"),
+                    PositionLogits::All(logits) => {
+                        let context = context(&counts, tokens);
+                        match sampler::sample(logits, &params, context, &mut Scratch::default()) {
+                            Ok(Sampled::Drawn(drawn)) => drawn.token,
+                            other => panic!("{other:?}"),
+                        }
+                    }
+                };
+                let expected = draw(want.position(row as usize));
+                let position = got.position(row as usize);
+                drawn += usize::from(matches!(position, PositionLogits::Drawn(_)));
+                all += 1;
+                assert_eq!(draw(position), expected, "{name}: {params:?} in step {step}");
+                tokens.push(expected);
+            }
+        }
+        assert!(drawn * 100 > all * 85, "{name}: {drawn} of {all} draws");
+        assert!(cuda.state.ahead.taken * 2 > all, "{name}: {}", cuda.state.ahead.taken);
+    }
+}
+
+fn context<'a>(counts: &'a TokenCounts, tokens: &[u32]) -> Context<'a> {
+    Context { counts, masked: &[], choice: 0, position: tokens.len(), known: None }
+}
+
 /// Requests of [`sampled_answers_equal_the_cpus`]: all parameters, some of them twice.
-const COUNT: usize = 16;
+const COUNT: usize = 28;
 
 /// Whole answers of both backends are equal, whatever the sampling parameters.
 #[test]
@@ -84,6 +160,9 @@ fn check_sampled(name: &str) {
         SamplingParams { logit_bias: [(5, 4.0), (9, -100.0)].into(), ..base.clone() },
         SamplingParams { min_tokens: 9, ..base.clone() },
         SamplingParams { n: 3, ..base.clone() },
+        SamplingParams { n: 2, top_k: 6, top_p: 0.9, ..base.clone() },
+        SamplingParams { n: 2, top_p: 0.7, ..base.clone() },
+        SamplingParams { top_k: 40, top_p: 0.9, min_p: 0.05, ..base.clone() },
         SamplingParams { logprobs: Some(2), ..base },
     ];
     let answers = |backend: Box<dyn Backend>| {

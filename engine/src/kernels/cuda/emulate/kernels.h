@@ -8,6 +8,7 @@
 #include "digits.cu"
 #include "embed.cu"
 #include "embed_ternary.cu"
+#include "filtered_draw.cu"
 #include "final_norm.cu"
 #include "group_few.cu"
 #include "group_quantize.cu"
@@ -90,6 +91,8 @@ static const Entry ENTRIES[] = {
     ENTRY(LogitBoundsArgs, logit_bounds),
     ENTRY(SelectArgs, screen_select),
     ENTRY(DrawArgs, draw),
+    ENTRY(WeighRestArgs, weigh_rest),
+    ENTRY(FilteredDrawArgs, filtered_draw),
     ENTRY(RescoreArgs, rescore_f32),
     ENTRY(RescoreArgs, rescore_f16),
     ENTRY(RescoreArgs, rescore_bf16),

@@ -1,0 +1,164 @@
+// Tests of draws with top-k, top-p and min-p.
+
+#include "reference.h"
+#include "tests.h"
+
+#include "noise.cuh"
+
+namespace {
+
+double noise_of_token(const RowRanking& ranking, u32 token) {
+    u32 first = noise_bits(token, ranking.keys[0], ranking.keys[1]), second = noise_bits(token, ranking.keys[2], ranking.keys[3]);
+    return -log(-log1p(-(double(2 * (u64(first) << 20 | second >> 12) + 1) / 9007199254740992.0)));
+}
+
+// The token that engine/src/sampler draws, with the functions of the C library.
+u32 drawn_from(const vector<float>& logits, const RowRanking& ranking, const RowFilter& filter) {
+    vector<u32> order(logits.size());
+    for (u32 v = 0; v < order.size(); v++) order[v] = v;
+    std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return logits[a] > logits[b]; });
+    size_t kept = order.size();
+    if (filter.top_k > 0) {
+        kept = filter.top_k;
+        while (kept < order.size() && logits[order[kept]] == logits[order[filter.top_k - 1]]) kept++;
+    }
+    vector<double> weights;
+    double total = 0.0, sum = 0.0;
+    for (size_t i = 0; i < kept; i++) {
+        weights.push_back(exp((double(logits[order[i]]) - logits[order[0]]) / ranking.temperature));
+        total += weights[i];
+    }
+    size_t drawable = 0;
+    for (; drawable < kept && (filter.top_p >= 1.0f || sum < filter.top_p * total); drawable++) sum += weights[drawable];
+    u32 best = ~0u;
+    double most = -INFINITY;
+    for (size_t i = 0; i < drawable; i++) {
+        if (weights[i] < filter.min_p) continue;
+        u32 token = order[i];
+        double value = logits[token] + ranking.temperature * noise_of_token(ranking, token);
+        if (value > most || value == most && token < best) most = value, best = token;
+    }
+    return best;
+}
+
+// Returns a number in −1 to 1.
+float unit(Random& random) { return float(random.below(2001)) / 1000.0f - 1.0f; }
+
+// Logits of one row: some stand out, or all are nearly equal, or they fall like those of words.
+vector<float> some_logits(Random& random, u32 vocab, u32 kind) {
+    vector<float> logits(vocab);
+    for (u32 v = 0; v < vocab; v++) {
+        float place = 1.0f + random.below(vocab);
+        logits[v] = kind == 0 ? unit(random) * 2.0f : kind == 1 ? 14.0f - 1.6f * logf(place) : v % 97 == 5 ? 9.0f + unit(random) : unit(random) * 3.0f;
+        // Equal logits, and tokens that cannot be drawn.
+        if (kind == 3) logits[v] = roundf(logits[v]);
+        if (kind > 1 && v % 31 == 7) logits[v] = -INFINITY;
+    }
+    return logits;
+}
+
+u32 draws = 0, decided = 0, exact_draws = 0, exact_decided = 0;
+
+void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
+    Random random(seed);
+    u32 rows = 24, groups = (vocab + 15) / 16, parts = 3;
+    Step step{rows, 0, 0, rows, 4};
+    vector<RowRanking> rankings(rows);
+    vector<RowFilter> filters(rows);
+    vector<vector<float>> logits(rows);
+    vector<float> values(size_t(rows) * groups * 16, NAN), errors(groups * 16), norms(groups * 16);
+    vector<DigitRow> digit_rows(rows);
+    for (float& error : errors) error = 0.02f + 0.02f * random.below(5);
+    for (u32 r = 0; r < rows; r++) {
+        rankings[r] = {1, 0.0f, std::array<float, 4>{0.3f, 0.7f, 1.0f, 2.0f}[random.below(4)], 1, {}};
+        for (u32& key : rankings[r].keys) key = random.below(~0u);
+        RowFilter& filter = filters[r];
+        filter.is_on = r % 8 != 5;
+        filter.top_k = std::array<u32, 5>{0, 0, 0, 1, 20}[random.below(5)];
+        filter.top_p = std::array<float, 6>{1.0f, 0.05f, 0.5f, 0.9f, 0.95f, 0.999f}[random.below(6)];
+        filter.min_p = std::array<float, 4>{0.0f, 0.0f, 0.02f, 0.3f}[random.below(4)];
+        if (filter.top_k == 0 && filter.top_p == 1.0f && filter.min_p == 0.0f) filter.min_p = 0.1f;
+        filter.reach = rankings[r].temperature * (filter.top_p < 1.0f ? 13.0f : -logf(filter.min_p) * 1.0001f);
+        logits[r] = some_logits(random, vocab, random.below(4));
+        digit_rows[r] = {1.0f, r % 2 ? 1.0f : 4.0f, 0.0f, 0};
+        for (u32 v = 0; v < vocab; v++) {
+            float off = exact ? 0.0f : 0.99f * unit(random) * digit_rows[r].by_error * errors[v];
+            values[size_t(r) * groups * 16 + v] = logits[r][v] + off;
+        }
+    }
+    Estimates estimates = {exact ? nullptr : errors.data(), norms.data(), digit_rows.data(), values.data()};
+    vector<float> lowest(rows * groups), highest(rows * groups), thresholds(rows, NAN);
+    vector<Rest> rests(size_t(rows) * parts, {NAN, NAN, NAN, 0});
+    vector<u32> found_counts(rows), some_counts(rows), carried(rows + 4, ~0u);
+    vector<Found> found(size_t(rows) * capacity), some(found.size()), drawn(rows, {~0u, NAN});
+    auto select = [&](const RowFilter* with, vector<u32>& counts, vector<Found>& list) {
+        run("logit_bounds", {up(groups, 256), rows + 1, 1}, 256, 0,
+            LogitBoundsArgs{&step, rankings.data(), with, estimates, lowest.data(), highest.data(), vocab, 0});
+        run("screen_select", {rows + 1, 1, 1}, 1024, 0,
+            SelectArgs{&step, rankings.data(), with, estimates, lowest.data(), highest.data(), counts.data(), list.data(), thresholds.data(), vocab, capacity});
+        for (u32 r = 0; r < rows; r++)
+            for (u32 i = 0; i < std::min(counts[r], capacity); i++) {
+                Found& f = list[size_t(r) * capacity + i];
+                f.logit = logits[r][f.token];
+            }
+    };
+    select(nullptr, found_counts, found);
+    run("draw", {rows + 1, 1, 1}, 32, 0,
+        DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), carried.data(), capacity, 0});
+    vector<Found> first = drawn;
+    vector<u32> first_counts = found_counts;
+    select(filters.data(), some_counts, some);
+    run("weigh_rest", {parts, rows + 1, 1}, 256, 0,
+        WeighRestArgs{&step, rankings.data(), filters.data(), estimates, thresholds.data(), drawn.data(), rests.data(), vocab, 0});
+    run("filtered_draw", {rows + 1, 1, 1}, 256, 0,
+        FilteredDrawArgs{&step, rankings.data(), filters.data(), found_counts.data(), some_counts.data(), some.data(), thresholds.data(), rests.data(),
+                         drawn.data(), carried.data(), capacity, parts});
+    for (u32 r = 0; r < rows; r++) {
+        const RowFilter& filter = filters[r];
+        if (!filter.is_on) {
+            if (drawn[r].token != first[r].token || found_counts[r] != first_counts[r]) printf("a row without filters changed\n"), exit(1);
+            continue;
+        }
+        u32 want = drawn_from(logits[r], rankings[r], filter);
+        bool is_decided = found_counts[r] <= capacity;
+        (exact ? exact_draws : draws)++, (exact ? exact_decided : decided) += is_decided;
+        if (carried[4 + r] != (is_decided ? drawn[r].token : 0)) printf("carried %u\n", carried[4 + r]), exit(1);
+        if (is_decided && (drawn[r].token != want || drawn[r].logit != logits[r][want]))
+            printf("top_k %u, top_p %g, min_p %g drew %u, not %u\n", filter.top_k, filter.top_p, filter.min_p, drawn[r].token, want), exit(1);
+        // Sums that candidates and the rest bound.
+        if (filter.top_k == 0 && filter.top_p < 1.0f && some_counts[r] <= capacity) {
+            double least = 0.0, most = 0.0, exactly = 0.0, temperature = rankings[r].temperature;
+            for (u32 p = 0; p < parts; p++) least += rests[r * parts + p].least, most += rests[r * parts + p].most;
+            vector<bool> is_candidate(vocab);
+            for (u32 i = 0; i < some_counts[r]; i++) is_candidate[some[size_t(r) * capacity + i].token] = true;
+            for (u32 v = 0; v < vocab; v++) {
+                if (!is_candidate[v]) exactly += exp((double(logits[r][v]) - thresholds[r]) / temperature);
+                if (!is_candidate[v] && logits[r][v] >= thresholds[r]) printf("token %u is no candidate\n", v), exit(1);
+            }
+            if (least > exactly || most < exactly) printf("the rest weighs %g, not %g to %g\n", exactly, least, most), exit(1);
+        }
+    }
+}
+
+void filtered_draws() {
+    for (u32 seed = 0; seed < 16; seed++)
+        for (bool exact : {false, true}) check_draws(seed % 3 ? 1600 : 530, seed % 5 ? 256 : 90, exact, seed * 2 + exact);
+    printf("%u of %u draws are decided, of exact ones %u of %u\n", decided, draws, exact_decided, exact_draws);
+    if (decided * 100 < draws * 80 || exact_decided * 100 < exact_draws * 90) exit(1);
+}
+
+void exponentials() {
+    Random random(3);
+    for (u32 i = 0; i < 1000000; i++) {
+        double x = -double(random.below(~0u)) / 4294967296.0 * (i % 3 ? 50 : 720), value = exp_f64(x), wanted = x < -708.0 ? 0.0 : exp(x);
+        if (!(fabs(value - wanted) <= 1e-15 * wanted)) printf("exp %.17g is %.17g, not %.17g\n", x, value, wanted), exit(1);
+    }
+    if (exp_f64(0.0) != 1.0 || exp_f64(-INFINITY) != 0.0) printf("exp of 0 or −∞\n"), exit(1);
+}
+
+}  // namespace
+
+void test_draw() {
+    test("exponentials in f64", exponentials);
+    test("draws with filters", filtered_draws);
+}
