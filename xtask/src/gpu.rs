@@ -17,6 +17,7 @@ mod profile;
 mod programs;
 mod pytorch;
 mod rehearsal;
+mod sampling;
 mod sanitize;
 mod tuning;
 
@@ -88,15 +89,16 @@ const fn part(name: &'static str, minutes: u64, run: fn(&Place) -> anyhow::Resul
 }
 
 /// The parts, in the order in which they run: what the rest depends on comes first.
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 10] = [
     part("check", 8, check),
     part("sanitize", 6, sanitize::run),
     part("measure", 6, measure::run),
     part("kernels", 3, kernels::run),
-    part("profile", 4, profile::run),
+    part("sampling", 2, sampling::run),
+    part("profile", 3, profile::run),
     part("tuning", 5, tuning::run),
     part("latency", 3, latency::run),
-    part("pytorch", 4, pytorch::run),
+    part("pytorch", 3, pytorch::run),
     part("final", 6, measure::run),
 ];
 
