@@ -80,7 +80,7 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
         if (filter.top_k == 0 && filter.top_p == 1.0f && filter.min_p == 0.0f) filter.min_p = 0.1f;
         filter.reach = rankings[r].temperature * (filter.top_p < 1.0f ? 13.0f : -logf(filter.min_p) * 1.0001f);
         logits[r] = some_logits(random, vocab, random.below(4));
-        digit_rows[r] = {1.0f, r % 2 ? 1.0f : 4.0f, 0.0f, 0};
+        digit_rows[r] = {1.0f, std::array<float, 4>{1.0f, 4.0f, 12.0f, 25.0f}[r % 4], 0.0f, 0};
         for (u32 v = 0; v < vocab; v++) {
             float off = exact ? 0.0f : 0.99f * unit(random) * digit_rows[r].by_error * errors[v];
             values[size_t(r) * groups * 16 + v] = logits[r][v] + off;
@@ -144,7 +144,7 @@ void filtered_draws() {
     for (u32 seed = 0; seed < 16; seed++)
         for (bool exact : {false, true}) check_draws(seed % 3 ? 1600 : 530, seed % 5 ? 256 : 90, exact, seed * 2 + exact);
     printf("%u of %u draws are decided, of exact ones %u of %u\n", decided, draws, exact_decided, exact_draws);
-    if (decided * 100 < draws * 80 || exact_decided * 100 < exact_draws * 90) exit(1);
+    if (decided * 100 < draws * 65 || exact_decided * 100 < exact_draws * 90) exit(1);
 }
 
 void exponentials() {
