@@ -19,6 +19,7 @@ Loads the model once. Changes one constant at a time and measures decode steps a
   one_digit_rows   rows from which the screen of the head uses one digit instead of two
   few_rows         rows up to which linears use the kernels for few rows
   large_tile_rows  rows from which linears use the larger tiles
+  wgmma_rows       rows from which linears use the products of warpgroups of an H100 or H200
   step_rows        rows of a prefill step
 Every value gives the same tokens. An asterisk marks the default.";
 

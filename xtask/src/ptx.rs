@@ -15,9 +15,13 @@ use super::{process, test};
 const NVRTC: (&str, &str) = ("nvrtc", "nvidia-cuda-nvrtc-cu12==12.1.105");
 /// Architectures that the program carries, with their folders. PTX of compute_90 differs from that of compute_80
 /// in its header only, so it is not carried.
-const CARRIED: [(&str, &str); 2] = [("compute_80", "ptx"), ("sm_90", "sm_90")];
+const CARRIED: [(&str, &str); 3] = [("compute_80", "ptx"), ("sm_90", "sm_90"), (HOPPER, "sm_90a")];
 /// Architectures that the kernels are compiled for as a test.
-const TESTED: [&str; 2] = ["sm_80", "sm_90"];
+const TESTED: [&str; 3] = ["sm_80", "sm_90", HOPPER];
+/// The architecture of instructions that compute capability 9.0 alone has, and the ending of the files that use
+/// them. Those are compiled for nothing else, and nothing else for it.
+const HOPPER: &str = "sm_90a";
+const HOPPER_ENDING: &str = "_wgmma.cu";
 /// Options that make the arithmetic the same as the CPU's.
 const FLAGS: [&str; 5] =
     ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
@@ -64,12 +68,14 @@ fn library() -> Option<PathBuf> {
     library.exists().then_some(library)
 }
 
-/// Returns the files of kernels.
-fn files() -> anyhow::Result<Vec<PathBuf>> {
+/// Returns the files of kernels that are compiled for an architecture.
+fn files(architecture: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(sources()).context("cannot list the kernels")? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "cu") {
+        let for_hopper = path.to_string_lossy().ends_with(HOPPER_ENDING);
+        let is_kernels = path.extension().is_some_and(|extension| extension == "cu");
+        if is_kernels && for_hopper == (architecture == HOPPER) {
             paths.push(path);
         }
     }
@@ -85,5 +91,5 @@ fn compiler(library: &Path) -> Command {
 }
 
 fn compile(library: &Path, architecture: &str, out: &Path) -> anyhow::Result<()> {
-    process::run(compiler(library).args(["--", architecture]).arg(out).args(files()?))
+    process::run(compiler(library).args(["--", architecture]).arg(out).args(files(architecture)?))
 }

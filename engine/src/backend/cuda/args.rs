@@ -37,9 +37,9 @@ structs! {
         factor: f32, unused: u32,
     }
 
-    NormQuantizeArgs = 72 {
+    NormQuantizeArgs = 80 {
         step: Address, x: Address, weight: Address, weight2: Address, q: Address, scales: Address, sums: Address,
-        width: u32, stride: u32, eps: f32, eps2: f32,
+        width: u32, stride: u32, eps: f32, eps2: f32, order: u32, unused: u32,
     }
 
     /// One ternary matrix and the address of its outputs.
@@ -181,6 +181,9 @@ structs! {
 
 /// `IS_CARRIED` of `args.cuh`.
 pub const IS_CARRIED: u32 = 1 << 31;
+/// Values of `RowOrder`.
+pub const ORDER_PLAIN: u32 = 0;
+pub const ORDER_WGMMA: u32 = 1;
 /// Values of `LinearMode`.
 pub const LINEAR_STORE: u32 = 0;
 pub const LINEAR_ADD: u32 = 1;

@@ -28,7 +28,7 @@ use super::{
         Recording,
     },
     error::CudaLoadError,
-    modules::MODULES,
+    modules::{EXTRAS, MODULES, kernels_of},
 };
 use context::Context;
 use module::Kernel;
@@ -130,11 +130,21 @@ impl Driver {
         let mut kinds = Vec::new();
         for module in MODULES {
             // SAFETY: the context is current.
-            let (loaded, kind) = unsafe { module::load(module, capability) }?;
+            let (loaded, kind) = unsafe { module::load(module.name, module.images(capability)) }?;
             self.modules.push(loaded);
             kinds.push(kind);
+            let names = kernels_of(module.ptx);
             // SAFETY: the module was just loaded.
-            self.kernels.extend(unsafe { module::kernels(module, loaded, shared_bytes) }?);
+            self.kernels.extend(unsafe { module::kernels(names, loaded, shared_bytes) }?);
+        }
+        for extra in EXTRAS {
+            // SAFETY: the context is current.
+            let result = unsafe { module::load(extra.name, extra.images(capability)) };
+            let Ok((loaded, _)) = result else { continue };
+            self.modules.push(loaded);
+            let names = extra.kernels.iter().copied();
+            // SAFETY: the module was just loaded.
+            self.kernels.extend(unsafe { module::kernels(names, loaded, shared_bytes) }?);
         }
         kinds.dedup();
         tracing::debug!(modules = MODULES.len(), ?kinds, "kernels loaded");

@@ -3,7 +3,7 @@
 use super::{
     args::{
         ActivateArgs, EmbedArgs, LINEAR_ADD, LINEAR_STORE, LinearArgs, NormLinearArgs,
-        NormQuantizeArgs, Segment,
+        NormQuantizeArgs, ORDER_PLAIN, ORDER_WGMMA, Segment,
     },
     buffers::{Bucket, Buffers, Inputs},
     device::{Address, Args, Device, Launch},
@@ -27,6 +27,10 @@ pub struct Pass<'a> {
     pub bucket: Bucket,
     pub kv_base: Address,
     pub tuning: Tuning,
+    /// Whether the device has the kernels with products of warpgroups.
+    pub has_warpgroups: bool,
+    /// Kernels for many rows; without a value the fastest are selected.
+    pub many: Option<&'static Many>,
     /// The device, for its number of multiprocessors and the shared memory of kernels.
     pub device: &'a dyn Device,
 }
@@ -57,6 +61,34 @@ const FEW: [Few; 4] = [
     Few { linear: "linear_n32", gate: "gate_n32", rows: 32, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
     Few { linear: "linear_n64", gate: "gate_n64", rows: 64, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
 ];
+
+/// Kernels for many rows.
+pub struct Many {
+    pub linear: &'static str,
+    gate: &'static str,
+    rows: usize,
+    tiles: usize, // of both matrices, if a gate
+    threads: u32,
+    shared_bytes: u32,
+    order: u32, // of the bytes of a quantized row
+}
+
+pub const TILE64: Many = Many {
+    linear: "linear_tile64",
+    gate: "gate_tile64",
+    rows: 64,
+    tiles: 4,
+    threads: 128,
+    shared_bytes: 40_960,
+    order: ORDER_PLAIN,
+};
+#[rustfmt::skip]
+const TILE: Many = Many { linear: "linear_tile", gate: "gate_tile", rows: 128, tiles: 8, threads: 256, shared_bytes: 81_920, ..TILE64 };
+/// Products of warpgroups.
+#[rustfmt::skip]
+pub const WGMMA: Many = Many { linear: "linear_wgmma", gate: "gate_wgmma", rows: 128, tiles: 16, threads: 256, shared_bytes: 148_480, order: ORDER_WGMMA };
+#[rustfmt::skip]
+pub const WGMMA64: Many = Many { linear: "linear_wgmma64", gate: "gate_wgmma64", rows: 64, shared_bytes: 99_328, ..WGMMA };
 
 /// Converts a grid to the integers of a launch.
 pub fn grid(x: usize, y: usize, z: usize) -> [u32; 3] {
@@ -169,18 +201,11 @@ impl Pass<'_> {
         if let Some(launch) = self.one("linear_one", 2048, tiles, input, linear, args) {
             return out.push(launch);
         }
-        out.push(self.norm_quantize(input, linear));
-        out.push(match self.few() {
-            Some(few) => self.few_rows(few, false, tiles, args),
-            None if self.bucket.rows < self.tuning.large_tile_rows => {
-                self.tiles("linear_tile64", 4, 64, 128, 40_960, tiles, args)
-            }
-            None => self.tiles("linear_tile", 8, 128, 256, 81_920, tiles, args),
-        });
+        self.several(false, tiles, input, linear, args, out);
     }
 
     /// As [`Self::linear`], for the gate and up matrices; the gate's buffer receives their joined outputs.
-    fn gate(&self, input: Input, linears: [&DeviceLinear; 2], out: &mut Vec<Launch>) {
+    pub(super) fn gate(&self, input: Input, linears: [&DeviceLinear; 2], out: &mut Vec<Launch>) {
         let [gate, up] = linears;
         let to = self.buffers.gate;
         let segments = [segment(gate, to), segment(up, to), segment(gate, to)];
@@ -189,14 +214,7 @@ impl Pass<'_> {
         if let Some(launch) = self.one("gate_one", 4096, tiles, input, gate, args) {
             return out.push(launch);
         }
-        out.push(self.norm_quantize(input, gate));
-        out.push(match self.few() {
-            Some(few) => self.few_rows(few, true, tiles, args),
-            None if self.bucket.rows < self.tuning.large_tile_rows => {
-                self.tiles("gate_tile64", 2, 64, 128, 40_960, tiles, args)
-            }
-            None => self.tiles("gate_tile", 4, 128, 256, 81_920, tiles, args),
-        });
+        self.several(true, tiles, input, gate, args, out);
     }
 
     fn linear_args(
@@ -255,7 +273,30 @@ impl Pass<'_> {
         })
     }
 
-    fn norm_quantize(&self, input: Input, linear: &DeviceLinear) -> Launch {
+    /// Appends the norm, the quantization and the products of several rows, with the tiles of all segments or, of a gate, of
+    /// one matrix.
+    fn several(
+        &self,
+        gate: bool,
+        tiles: usize,
+        input: Input,
+        linear: &DeviceLinear,
+        args: LinearArgs,
+        out: &mut Vec<Launch>,
+    ) {
+        let (order, products) = match self.few() {
+            Some(few) => (ORDER_PLAIN, self.few_rows(few, gate, tiles, args)),
+            None => {
+                let tiles = if gate { 2 * tiles } else { tiles };
+                let many = self.many.unwrap_or_else(|| self.fastest(tiles));
+                (many.order, self.many_rows(many, gate, tiles, args))
+            }
+        };
+        out.push(self.norm_quantize(input, linear, order));
+        out.push(products);
+    }
+
+    fn norm_quantize(&self, input: Input, linear: &DeviceLinear, order: u32) -> Launch {
         let stride = stride(linear.cols);
         let args = NormQuantizeArgs {
             step: self.inputs.step,
@@ -269,6 +310,8 @@ impl Pass<'_> {
             stride: stride as u32,
             eps: input.eps,
             eps2: self.shape.linear_eps.unwrap_or_default(),
+            order,
+            unused: 0,
         };
         Launch {
             threads: if linear.cols <= NARROW { 256 } else { 512 },
@@ -298,20 +341,26 @@ impl Pass<'_> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "a row of the README's table")]
-    fn tiles(
-        &self,
-        kernel: &'static str,
-        tiles_of_block: usize,
-        rows_of_block: usize,
-        threads: u32,
-        shared_bytes: u32,
-        tiles: usize,
-        args: LinearArgs,
-    ) -> Launch {
-        let rows = self.bucket.rows.div_ceil(rows_of_block);
-        let grid = grid(tiles.div_ceil(tiles_of_block), rows, 1);
-        Launch { kernel, grid, threads, shared_bytes, args: Args::of(&args) }
+    /// Returns the fastest kernels for many rows. Larger blocks read less, but should be enough for all multiprocessors.
+    fn fastest(&self, tiles: usize) -> &'static Many {
+        let rows = self.bucket.rows;
+        if self.has_warpgroups && rows >= self.tuning.wgmma_rows {
+            let blocks = tiles.div_ceil(WGMMA.tiles) * rows.div_ceil(WGMMA.rows);
+            let fill = blocks >= self.device.properties().multiprocessors as usize;
+            return if fill { &WGMMA } else { &WGMMA64 };
+        }
+        if rows < self.tuning.large_tile_rows { &TILE64 } else { &TILE }
+    }
+
+    fn many_rows(&self, many: &Many, gate: bool, tiles: usize, args: LinearArgs) -> Launch {
+        let rows = self.bucket.rows.div_ceil(many.rows);
+        Launch {
+            kernel: if gate { many.gate } else { many.linear },
+            grid: grid(tiles.div_ceil(many.tiles), rows, 1),
+            threads: many.threads,
+            shared_bytes: many.shared_bytes,
+            args: Args::of(&args),
+        }
     }
 }
 

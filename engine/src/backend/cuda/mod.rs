@@ -37,6 +37,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 pub mod tuning;
+mod warpgroups;
 mod weights;
 
 use std::sync::Arc;
@@ -148,6 +149,7 @@ fn start(
         state: State::default(),
     };
     self_test::run(&mut backend, model)?;
+    warpgroups::choose(&mut backend)?;
     model.release_pages();
     Ok(backend)
 }

@@ -1,5 +1,6 @@
 //! The compiled kernels in the program, made from `kernels/cuda` by `cargo xtask ptx`: PTX, which the driver
-//! compiles for any device, and machine code (cubins) for compute capability 9.0, which loads without compilation.
+//! compiles for any device, and machine code (cubins) for compute capability 9.0, which loads without compilation. Some
+//! kernels exist as machine code alone.
 
 use crate::formats::memory::AlignedBytes;
 
@@ -56,10 +57,40 @@ modules![
     "screen_tile",
 ];
 
+/// A file of kernels with instructions that [`CUBIN_CAPABILITY`] alone has. Steps use other kernels on other devices, and
+/// where the driver refuses the machine code.
+#[derive(Debug)]
+pub struct Extra {
+    /// File name without extension.
+    pub name: &'static str,
+    /// The kernels.
+    pub kernels: &'static [&'static str],
+    /// Machine code, for [`CUBIN_CAPABILITY`].
+    pub cubin: &'static [u8],
+}
+
+/// Every such file.
+pub const EXTRAS: &[Extra] = &[Extra {
+    name: "linear_wgmma",
+    kernels: &["linear_wgmma", "gate_wgmma", "linear_wgmma64", "gate_wgmma64"],
+    cubin: include_bytes!("../../kernels/cuda/sm_90a/linear_wgmma.cubin"),
+}];
+
+/// An image that a driver loads, with its kind.
+pub type Image = (&'static str, AlignedBytes);
+
+impl Extra {
+    /// Returns the image that a device of a compute capability may load.
+    pub fn images(&self, capability: (u32, u32)) -> Vec<Image> {
+        let loads = capability == CUBIN_CAPABILITY;
+        loads.then(|| ("cubin", aligned(self.cubin, 0))).into_iter().collect()
+    }
+}
+
 impl Module {
     /// Returns the images that a device of a compute capability may load, the best first, with their kinds. PTX ends
     /// with a zero byte.
-    pub fn images(&self, capability: (u32, u32)) -> Vec<(&'static str, AlignedBytes)> {
+    pub fn images(&self, capability: (u32, u32)) -> Vec<Image> {
         let mut images = Vec::new();
         if capability == CUBIN_CAPABILITY {
             images.push(("cubin", aligned(self.cubin, 0)));
@@ -114,7 +145,9 @@ mod tests {
 
     #[test]
     fn modules_are_the_files_of_kernels() {
-        let names: Vec<&str> = MODULES.iter().map(|module| module.name).collect();
+        let extras = EXTRAS.iter().map(|extra| extra.name);
+        let mut names: Vec<&str> = MODULES.iter().map(|module| module.name).chain(extras).collect();
+        names.sort_unstable();
         assert_eq!(files("cu"), names);
     }
 
@@ -134,18 +167,19 @@ mod tests {
         let sources_listed =
             listed.lines().filter(|line| line.ends_with(".cu") || line.ends_with(".cuh"));
         assert_eq!(sources_listed.count(), files("cu").len() + files("cuh").len());
-        for Module { name, ptx, cubin } in MODULES {
-            for (file, bytes) in [
-                (format!("ptx/{name}.ptx"), ptx.as_bytes()),
-                (format!("sm_90/{name}.cubin"), cubin),
-            ] {
-                let line = format!("{}  {file}", sha256(bytes));
-                assert!(
-                    listed.lines().any(|listed| listed == line),
-                    "{file} was not compiled by xtask"
-                );
-                assert!(bytes.len() < FILE_BYTES_MAX, "{file} has {} bytes", bytes.len());
-            }
+        let of_module = |module: &Module| {
+            let Module { name, ptx, cubin } = module;
+            [(format!("ptx/{name}.ptx"), ptx.as_bytes()), (format!("sm_90/{name}.cubin"), *cubin)]
+        };
+        let extras =
+            EXTRAS.iter().map(|extra| (format!("sm_90a/{}.cubin", extra.name), extra.cubin));
+        for (file, bytes) in MODULES.iter().flat_map(of_module).chain(extras) {
+            let line = format!("{}  {file}", sha256(bytes));
+            assert!(
+                listed.lines().any(|listed| listed == line),
+                "{file} was not compiled by xtask"
+            );
+            assert!(bytes.len() < FILE_BYTES_MAX, "{file} has {} bytes", bytes.len());
         }
     }
 
@@ -158,6 +192,9 @@ mod tests {
             for kernel in kernels {
                 assert!(seen.insert(kernel.to_owned()), "{kernel}");
             }
+        }
+        for kernel in EXTRAS.iter().flat_map(|extra| extra.kernels) {
+            assert!(seen.insert((*kernel).to_owned()), "{kernel}");
         }
         assert!(seen.contains("embed") && seen.contains("attend8_f32"), "{seen:?}");
     }

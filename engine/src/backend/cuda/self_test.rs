@@ -8,9 +8,10 @@ use half::f16;
 use super::{
     args::{LINEAR_STORE, Step},
     buffers::{AttentionMode, Bucket},
-    device::Part,
+    device::{DeviceError, Launch, Part},
     error::CudaLoadError,
     forward::Input,
+    shape::Shape,
     step::CudaBackend,
 };
 use crate::{
@@ -127,6 +128,37 @@ pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError
     Ok(())
 }
 
+/// Returns the bucket of a test step.
+pub fn bucket(shape: &Shape, rows: usize) -> Bucket {
+    let (reach, attention) = (shape.reach(1), AttentionMode::Split);
+    Bucket { rows, whole: 0, screened: 0, reach, attention, digits: 2, filters: false }
+}
+
+/// Returns the input of a test step.
+pub fn rows_of(rows: usize, cols: usize) -> Vec<f32> {
+    (0..rows)
+        .flat_map(|row| (0..cols).map(move |i| (row, i)))
+        .map(|(row, i)| if i == 0 { 127.0 } else { wave(i + row * 7919) as f32 })
+        .collect()
+}
+
+/// Runs the launches of a test step, from the residual stream to the buffer of the gate.
+pub fn compute(
+    backend: &mut CudaBackend,
+    bucket: &Bucket,
+    x: &[f32],
+    launches: &[Launch],
+    outputs: &mut [f32],
+) -> Result<(), DeviceError> {
+    let step = Step { rows: bucket.rows as u32, ..Step::zeroed() };
+    let at = backend.buffers.inputs(bucket, &backend.shape).step;
+    let (from, to) = (backend.buffers.residual, backend.buffers.gate);
+    backend.device.write(at, bytemuck::bytes_of(&step))?;
+    backend.device.write(from, bytemuck::cast_slice(x))?;
+    launches.iter().try_for_each(|launch| backend.device.launch(launch))?;
+    backend.device.read(&mut [Part { from: to, to: bytemuck::cast_slice_mut(outputs) }])
+}
+
 fn test(
     backend: &mut CudaBackend,
     known: &Known,
@@ -139,20 +171,8 @@ fn test(
     if rows > limits.rows || !fits {
         return Ok(());
     }
-    let bucket = Bucket {
-        rows,
-        whole: 0,
-        screened: 0,
-        reach: shape.reach(1),
-        attention: AttentionMode::Split,
-        digits: 2,
-        filters: false,
-    };
-    let x: Vec<f32> = (0..rows)
-        .flat_map(|row| (0..ternary.cols).map(move |i| (row, i)))
-        .map(|(row, i)| if i == 0 { 127.0 } else { wave(i + row * 7919) as f32 })
-        .collect();
-    let step = Step { rows: rows as u32, ..Step::zeroed() };
+    let bucket = bucket(&shape, rows);
+    let x = rows_of(rows, ternary.cols);
     let (from, to) = (backend.buffers.residual, backend.buffers.gate);
     let launches = {
         let pass = backend.pass_of(&bucket);
@@ -162,12 +182,8 @@ fn test(
         pass.linear(input, &[(weights, to)], LINEAR_STORE, &mut launches);
         launches
     };
-    let at = backend.buffers.inputs(&bucket, &shape).step;
     let mut got = vec![0f32; rows * ternary.rows];
-    backend.device.write(at, bytemuck::bytes_of(&step))?;
-    backend.device.write(from, bytemuck::cast_slice(&x))?;
-    launches.iter().try_for_each(|launch| backend.device.launch(launch))?;
-    backend.device.read(&mut [Part { from: to, to: bytemuck::cast_slice_mut(&mut got) }])?;
+    compute(backend, &bucket, &x, &launches, &mut got)?;
     let matches = |(x, got): (&[f32], &[f32])| {
         let want = known.outputs(x);
         want.iter().zip(got).all(|(want, got)| want.to_bits() == got.to_bits())

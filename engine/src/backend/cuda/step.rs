@@ -56,6 +56,8 @@ pub(super) struct State {
     pub(super) written: Vec<u64>,
     /// Whether one digit has ever left too many candidates; later steps then use two.
     pub(super) coarse: bool,
+    /// Whether the device has kernels with products of warpgroups, tested at load.
+    pub(super) has_warpgroups: bool,
 }
 
 /// A pass without a wait, and its outputs.
@@ -303,6 +305,8 @@ impl CudaBackend {
             bucket: *bucket,
             kv_base: self.kv_base,
             tuning: self.tuning,
+            has_warpgroups: self.state.has_warpgroups,
+            many: None,
             device: self.device.as_ref(),
         }
     }

@@ -10,6 +10,7 @@ mod limits;
 mod roofline;
 mod sampling;
 mod tuning;
+mod warpgroups;
 mod widths;
 
 use std::{path::PathBuf, sync::Arc};

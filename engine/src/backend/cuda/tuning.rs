@@ -28,11 +28,19 @@ pub struct Tuning {
     pub few_rows: usize,
     /// Fewest rows for which linears use the larger tiles.
     pub large_tile_rows: usize,
+    /// Fewest rows for which linears use products of warpgroups, where the device has them.
+    pub wgmma_rows: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { split_tasks: 8, one_digit_rows: NEVER, few_rows: 64, large_tile_rows: 512 }
+        Self {
+            split_tasks: 8,
+            one_digit_rows: NEVER,
+            few_rows: 64,
+            large_tile_rows: 512,
+            wgmma_rows: 512,
+        }
     }
 }
 
@@ -78,7 +86,7 @@ struct Constant {
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 4] = [
+const CONSTANTS: [Constant; 5] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
@@ -102,6 +110,12 @@ const CONSTANTS: [Constant; 4] = [
         values: &[65, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
         field: |tuning| &mut tuning.large_tile_rows,
+    },
+    Constant {
+        name: "wgmma_rows",
+        values: &[128, 256, 512, 1024, NEVER],
+        phase: Phase::Prefill,
+        field: |tuning| &mut tuning.wgmma_rows,
     },
 ];
 
@@ -142,6 +156,10 @@ pub(super) fn of_backend(
         let default = *(constant.field)(&mut Tuning::default());
         for &value in constant.values {
             let mut tuning = Tuning::default();
+            // Larger tiles are for devices without products of warpgroups.
+            if constant.name == "large_tile_rows" {
+                tuning.wgmma_rows = NEVER;
+            }
             *(constant.field)(&mut tuning) = value;
             backend.set_tuning(tuning)?;
             for (rows, chunks) in steps(constant.phase, workload, &sequences, total) {

@@ -35,18 +35,24 @@ struct EmbedArgs {
     u32 unused;
 };
 
+// Order of the bytes of a quantized row. ORDER_WGMMA: within 64 bytes, those of bytes 16 t + 4 c .. lie at 16 c + 4 t .., for
+// linear_wgmma* and gate_wgmma*.
+enum RowOrder : u32 { ORDER_PLAIN = 0, ORDER_WGMMA = 1 };
+
 struct NormQuantizeArgs {
     const Step* step;
     const float* x;        // (rows, width)
     const float* weight;   // (width); null means no norm
     const float* weight2;  // (width); null means no second norm
-    i8* q;                 // (rows, stride): quantized row, then zeros from width to stride
+    i8* q;                 // (rows, stride): quantized row, with zeros from width to stride, in `order`
     float* scales;         // (rows): 127 / max|x|
     i32* sums;             // (rows): exact sum of the q of the row
     u32 width;
     u32 stride;  // width rounded up to 128
     float eps;
     float eps2;
+    u32 order;  // RowOrder
+    u32 unused;
 };
 
 // A ternary matrix and the address of its outputs.

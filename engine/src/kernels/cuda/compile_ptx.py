@@ -4,7 +4,7 @@
     compile_ptx.py LIBNVRTC FLAG… -- SOURCES
 
 The first form writes OUT/FILE.ptx for a virtual architecture (compute_80) or OUT/FILE.cubin for a real architecture
-(sm_90). The second form writes the hashes of sources and outputs to ptx/SOURCES. Kernels can include, by name, the
+(sm_90, sm_90a). The second form writes the hashes of sources and outputs to ptx/SOURCES. Kernels can include, by name, the
 headers in the folder of this file.
 """
 
@@ -80,7 +80,7 @@ def main():
 def write_sources(compiler):
     """Writes the compiler and the hashes of all files to ptx/SOURCES; a test compares them with the files."""
     lines = [compiler]
-    for pattern in ["*.cu", "*.cuh", "ptx/*.ptx", "sm_90/*.cubin"]:
+    for pattern in ["*.cu", "*.cuh", "ptx/*.ptx", "sm_90/*.cubin", "sm_90a/*.cubin"]:
         for path in sorted(HERE.glob(pattern)):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             lines.append(f"{digest}  {path.relative_to(HERE)}")

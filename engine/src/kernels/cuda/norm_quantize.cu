@@ -15,6 +15,6 @@ KERNEL(1024) norm_quantize(const NormQuantizeArgs args) {
     if (row >= args.step->rows) return;
     if (args.weight) rms_norm(values, args.weight, width, args.eps);
     if (args.weight2) rms_norm(values, args.weight2, width, args.eps2);
-    Quantized row_q = quantize_row(values, width, args.stride, args.q + u64(row) * args.stride);
+    Quantized row_q = quantize_row(values, width, args.stride, args.q + u64(row) * args.stride, args.order);
     if (threadIdx.x == 0) args.scales[row] = row_q.scale, args.sums[row] = row_q.sum;
 }

@@ -16,7 +16,7 @@ struct Quantized {
 
 // Quantizes a row as ops::quantize does, with s = 127 / max(1e-5, max|v|). Writes the bytes of the row, then zeros
 // up to the stride, which is the width rounded up to 128. Every thread gets the result.
-__device__ __forceinline__ Quantized quantize_row(float* row, u32 width, u32 stride, i8* out) {
+__device__ __forceinline__ Quantized quantize_row(float* row, u32 width, u32 stride, i8* out, u32 order = ORDER_PLAIN) {
     __shared__ float floats[32];
     __shared__ i32 integers[32];
     __syncthreads();
@@ -28,7 +28,8 @@ __device__ __forceinline__ Quantized quantize_row(float* row, u32 width, u32 str
         // Padding is zero for every s: a row that contains an infinity has s = 0, and 0 · 0 is 0.
         i32 q[4] = {quantized(v.x, s), quantized(v.y, s), quantized(v.z, s), quantized(v.w, s)};
         sum += q[0] + q[1] + q[2] + q[3];
-        reinterpret_cast<u32*>(out)[i] = u32(q[0] & 255) | u32(q[1] & 255) << 8 | u32(q[2] & 255) << 16 | u32(q[3]) << 24;
+        u32 at = order == ORDER_WGMMA ? (i & ~15u) | i % 4 * 4 | i / 4 % 4 : i;
+        reinterpret_cast<u32*>(out)[at] = u32(q[0] & 255) | u32(q[1] & 255) << 8 | u32(q[2] & 255) << 16 | u32(q[3]) << 24;
     }
     sum = over_block(sum_of_warp(sum), integers, [](i32 a, i32 b) { return a + b; });
     return {s, sum};

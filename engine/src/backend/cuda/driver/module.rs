@@ -8,7 +8,7 @@ use cudarc::driver::{
     sys::{self, CUfunction_attribute_enum as Attribute, CUjit_option_enum as JitOption},
 };
 
-use super::super::modules::{Module, kernels_of};
+use super::super::modules::Image;
 use crate::formats::memory::AlignedBytes;
 
 /// Bytes of the compiler's messages that are kept.
@@ -22,26 +22,20 @@ pub struct Kernel {
     pub dynamic_shared_bytes: u32,
 }
 
-/// Loads a module. Tries the images in the order of [`Module::images`]; reports the last error.
+/// Loads the first of a module's images that loads; reports the last error.
 ///
 /// # Safety
 /// A context must be current.
 pub unsafe fn load(
-    module: &Module,
-    capability: (u32, u32),
+    module: &str,
+    images: Vec<Image>,
 ) -> Result<(sys::CUmodule, &'static str), DriverError> {
     let mut result = Err(DriverError(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU));
-    for (kind, image) in module.images(capability) {
+    for (kind, image) in images {
         // SAFETY: images are complete cubins, or PTX that ends with a zero; a context is current.
         result =
             unsafe { load_image(&image) }.map(|loaded| (loaded, kind)).map_err(|(error, log)| {
-                tracing::warn!(
-                    module = module.name,
-                    kind,
-                    ?error,
-                    log,
-                    "an image of kernels does not load"
-                );
+                tracing::warn!(module, kind, ?error, log, "an image of kernels does not load");
                 error
             });
         if result.is_ok() {
@@ -79,13 +73,13 @@ unsafe fn load_image(image: &AlignedBytes) -> Result<sys::CUmodule, (DriverError
     })
 }
 
-/// Finds the kernels of a loaded module, and lets each use all dynamic shared memory that its static part
+/// Finds kernels of a loaded module, and lets each use all dynamic shared memory that its static part
 /// leaves free.
 ///
 /// # Safety
-/// The module must be loaded from `module`, and its context current.
+/// The module must be loaded, and its context current.
 pub unsafe fn kernels(
-    module: &Module,
+    names: impl Iterator<Item = &'static str>,
     loaded: sys::CUmodule,
     shared_bytes: u32,
 ) -> Result<Vec<(&'static str, Kernel)>, DriverError> {
@@ -103,5 +97,5 @@ pub unsafe fn kernels(
             Ok((name, Kernel { function, dynamic_shared_bytes }))
         }
     };
-    kernels_of(module.ptx).map(kernel_of).collect()
+    names.map(kernel_of).collect()
 }

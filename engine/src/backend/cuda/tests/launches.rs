@@ -10,11 +10,14 @@ use super::{
         device::{
             Address, Device, DeviceError, Launch, Part as Read, Properties, Reading, Recording,
         },
-        modules::{MODULES, kernels_of},
+        forward::WGMMA,
+        modules::{EXTRAS, MODULES, kernels_of},
+        start,
         step::CudaBackend,
+        tuning::Tuning,
     },
-    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part, device, load, model, options,
-    part, run, tokens,
+    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part, device, emulated_device, load,
+    model, options, ordinals, part, run, tokens,
 };
 use crate::{
     backend::{FilteredDraw, Noise, Ranking, ScaledNoise},
@@ -30,6 +33,11 @@ struct Listener {
     real: Box<dyn Device>,
     launched: Arc<Mutex<BTreeSet<&'static str>>>,
     fails: Arc<Mutex<Option<DeviceError>>>,
+}
+
+/// Sequences of some tokens each, as one step.
+fn prompts(count: usize, tokens_of: usize) -> Vec<Part> {
+    (0..count as u32).map(|i| part(&tokens(tokens_of, i), 0, i * 20, LogitsFor::Last)).collect()
 }
 
 impl Device for Listener {
@@ -103,15 +111,24 @@ fn launched_by(name: &str, options: CudaOptions) -> Option<BTreeSet<&'static str
     let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
     let draws = LogitsFor::Largest(Ranking { draw: Some(draw), ..Ranking::largest(1) });
     run(&mut backend, &[part(&[1], 0, 0, draws)]);
-    run(&mut backend, &[0, 20].map(|block| part(&tokens(300, 1), 0, block, LogitsFor::Last)));
+    // 600 rows, and 100.
+    run(&mut backend, &prompts(2, 300));
+    for wgmma_rows in [0, 1 << 20] {
+        backend
+            .set_tuning(Tuning { wgmma_rows, ..Tuning::default() })
+            .expect("nothing is recorded");
+        run(&mut backend, &prompts(2, 50));
+        run(&mut backend, &prompts(2, 300));
+    }
     let launched = launched.lock().expect("no thread panicked").clone();
     Some(launched)
 }
 
 #[test]
 fn launched_kernels_are_the_carried_ones() {
+    let extras = EXTRAS.iter().flat_map(|extra| extra.kernels).copied();
     let carried: BTreeSet<&str> =
-        MODULES.iter().flat_map(|module| kernels_of(module.ptx)).collect();
+        MODULES.iter().flat_map(|module| kernels_of(module.ptx)).chain(extras).collect();
     let mut launched: BTreeSet<&str> = UNUSED.into();
     for (name, kv, head) in [
         ("bitnet-online-tiny", KvType::F16, HeadMode::Exact),
@@ -131,6 +148,30 @@ fn launched_kernels_are_the_carried_ones() {
     // A head in int8 is not screened: it is as small as the copy.
     launched.insert("rescore_i8");
     assert_eq!(launched, carried);
+}
+
+/// A device of capability 9.0 whose driver takes its machine code has them; others do without.
+#[test]
+fn steps_of_many_rows_use_warpgroups_where_the_device_has_them() {
+    let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
+    for (ordinal, has) in
+        [(ordinals::SM_90, true), (ordinals::SM_80, false), (ordinals::WITHOUT_CUBINS, false)]
+    {
+        let Some(device) = emulated_device(ordinal) else { return };
+        let limits = Limits { rows: 700, ..Limits::default() };
+        let mut backend = start(&model, Box::new(device), options, limits).expect("it starts");
+        assert_eq!(backend.state.has_warpgroups, has);
+        let launched = Arc::<Mutex<BTreeSet<_>>>::default();
+        listen(&mut backend, launched.clone(), Arc::default());
+        let mut many_rows = |count, tokens| {
+            run(&mut backend, &prompts(count, tokens));
+            let launched = std::mem::take(&mut *launched.lock().expect("no thread panicked"));
+            [WGMMA.linear, "gate_wgmma", "linear_tile", "gate_tile"]
+                .map(|name| launched.contains(name))
+        };
+        assert_eq!(many_rows(2, 300), [has, has, !has, !has]);
+        assert_eq!(many_rows(2, 200), [false; 4], "fewer rows");
+    }
 }
 
 #[test]

@@ -55,6 +55,17 @@ void copy_async(void* to, const void* from, u32 bytes);
 void copy_commit();
 void copy_wait(u32 groups_left);
 
+// The products of a warpgroup, see wgmma.cuh: C (64 × n) += A (64 × 32) · B (32 × n) with B at a matrix descriptor. They are
+// executed for all 128 threads together, when their group is closed or, with `copies_early`, when it is waited for.
+void wgmma(u32 n, i32* c, const u32* a, u64 b);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait();
+// Lets products see what this thread copied to shared memory.
+void fence_to_products();
+// Returns the address that a descriptor has for a place in dynamic shared memory.
+u32 shared_address(const void* at);
+
 template <class T> struct Exchange {
     T value, result;
     u32 from;

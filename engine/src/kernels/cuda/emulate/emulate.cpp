@@ -5,7 +5,9 @@
 //
 // The emulation detects errors of kernels that results alone would not show:
 // - Shared memory is filled with garbage before each block, and bytes after its end are checked for writes.
-// - Asynchronous copies are executed only when a thread waits for them.
+// - Asynchronous copies are executed when a thread waits for them, or at once (`copies_early`).
+// - Products of warpgroups are executed when their group is closed or, with `copies_early`, when it is waited for: A is read,
+//   and C is written, not earlier. They see copies that were fenced.
 // - An access to an address that is not a multiple of its size ends the launch with MISALIGNED_ADDRESS. The compiler
 //   checks every typed access (-fsanitize=alignment); `check_aligned` checks the other accesses.
 // - An access to unmapped memory ends the launch with ILLEGAL_ADDRESS: `driver.cpp` puts unmapped pages around every
@@ -24,6 +26,7 @@
 #define EMULATE
 #endif
 #include "emulate/run.h"
+#include "emulate/warpgroup.h"
 
 #include "kernels.h"
 
@@ -49,6 +52,8 @@ struct Fiber : Thread {
     void* stack_pointer;
     State state;
     std::vector<std::vector<Copy>> groups;  // committed groups, oldest first; the last group is open
+    std::vector<Copy> unseen;               // copies that products do not see yet
+    Warpgroup products;
 };
 
 struct Warp {
@@ -58,11 +63,16 @@ struct Warp {
 
 Fiber fibers[THREADS_MAX];
 Warp warps[THREADS_MAX / 32];
+u32 arrived_in_warpgroup[THREADS_MAX / WARPGROUP_THREADS];
 void* scheduler_stack_pointer;
 u32 thread_count, live_count, in_barrier_count, shared_size;
 // The result of the launch: 0, or the error with which a thread ended it.
 volatile int fault;
 alignas(128) u8 shared_bytes[SHARED_MAX];
+// The shared memory as products see it.
+alignas(128) u8 seen_bytes[SHARED_MAX];
+// Dynamic shared memory starts after what the driver uses and what the kernel declares, at a multiple of 128 bytes.
+constexpr u32 SHARED_START = 1024 + 128;
 Kernel body;
 void** body_args;
 
@@ -158,6 +168,8 @@ void prepare(u32 t) {
     fiber.lane = t % 32;
     fiber.state = State::Ready;
     fiber.groups.assign(1, {});
+    fiber.unseen.clear();
+    fiber.products = {};
     auto* top = reinterpret_cast<void**>(stacks() + (t + 1) * STACK_BYTES);
     // The return address of the entry is never used; the stack is aligned as after a call.
     *--top = nullptr;
@@ -169,10 +181,12 @@ void prepare(u32 t) {
 void run_block() {
     size_t reach = std::min(sizeof shared_bytes, size_t(shared_size) + MARGIN);
     memset(shared_bytes, 0xcd, reach);  // garbage
+    memset(seen_bytes, 0xcd, reach);
     live_count = thread_count;
     in_barrier_count = 0;
     for (u32 t = 0; t < thread_count; t++) prepare(t);
     for (u32 w = 0; w < thread_count / 32; w++) warps[w].arrived = 0;
+    for (u32& arrived : arrived_in_warpgroup) arrived = 0;
     while (live_count > 0) {
         bool moved = false;
         for (u32 t = 0; t < thread_count; t++) {
@@ -227,10 +241,28 @@ void check_aligned(const void* at, u32 bytes) {
     if (reinterpret_cast<size_t>(at) % bytes != 0) end_launch(MISALIGNED_ADDRESS);
 }
 
+bool copies_early = false;
+
+// Executes a copy. Returns whether it was to dynamic shared memory.
+static bool execute(const Copy& copy) {
+    memcpy(copy.to, copy.from, copy.bytes);
+    return copy.to >= shared_bytes && copy.to < shared_bytes + SHARED_MAX;
+}
+
+// Lets products see what was copied.
+static void show(const Copy& copy) {
+    memcpy(seen_bytes + (static_cast<u8*>(copy.to) - shared_bytes), copy.to, copy.bytes);
+}
+
 void copy_async(void* to, const void* from, u32 bytes) {
     check_aligned(to, bytes);
     check_aligned(from, bytes);
-    self().groups.back().push_back({to, from, bytes});
+    Copy copy{to, from, bytes};
+    if (!copies_early) {
+        self().groups.back().push_back(copy);
+    } else if (execute(copy)) {
+        show(copy);
+    }
 }
 
 void copy_commit() { self().groups.emplace_back(); }
@@ -238,9 +270,75 @@ void copy_commit() { self().groups.emplace_back(); }
 void copy_wait(u32 groups_left) {
     auto& groups = self().groups;
     while (groups.size() > groups_left + 1) {
-        for (const Copy& copy : groups.front()) memcpy(copy.to, copy.from, copy.bytes);
+        for (const Copy& copy : groups.front()) {
+            if (execute(copy)) self().unseen.push_back(copy);
+        }
         groups.erase(groups.begin());
     }
+}
+
+void fence_to_products() {
+    for (const Copy& copy : self().unseen) show(copy);
+    self().unseen.clear();
+}
+
+u32 shared_address(const void* at) { return u32(static_cast<const u8*>(at) - shared_bytes) + SHARED_START; }
+
+void wgmma_fence() { self().products.is_fenced = true; }
+
+void wgmma(u32 n, i32* c, const u32* a, u64 b) {
+    if (!Matrix(b).is_emulated()) {
+        fprintf(stderr, "emulate: matrices of the descriptor %llx are not emulated\n", b);
+        abort();
+    }
+    Warpgroup& products = self().products;
+    products.open.push_back({n, c, a, b, products.is_fenced});
+}
+
+// Executes the products of 128 threads, the first of which is given.
+static void execute_products(Fiber* first) {
+    for (size_t i = 0; i < first->products.closed.size(); i++) {
+        const Product* threads[WARPGROUP_THREADS];
+        for (u32 t = 0; t < WARPGROUP_THREADS; t++) {
+            auto& closed = first[t].products.closed;
+            if (closed.size() != first->products.closed.size() || closed[i].b != first->products.closed[i].b) {
+                fprintf(stderr, "emulate: the threads of a warpgroup have different products\n");
+                abort();
+            }
+            threads[t] = &closed[i];
+        }
+        execute(threads, [](u32 address) {
+            if (address - SHARED_START >= shared_size) end_launch(ILLEGAL_ADDRESS);
+            return seen_bytes[address - SHARED_START];
+        });
+    }
+    for (u32 t = 0; t < WARPGROUP_THREADS; t++) first[t].products.closed.clear();
+}
+
+// The last of 128 threads that calls this executes their products.
+static void meet_in_warpgroup() {
+    u32 warpgroup = u32(&self() - fibers) / WARPGROUP_THREADS;
+    if (++arrived_in_warpgroup[warpgroup] < WARPGROUP_THREADS) {
+        self().state = State::InWarp;
+        leave();
+        return;
+    }
+    Fiber* first = fibers + warpgroup * WARPGROUP_THREADS;
+    execute_products(first);
+    arrived_in_warpgroup[warpgroup] = 0;
+    for (u32 t = 0; t < WARPGROUP_THREADS; t++) first[t].state = State::Ready;
+}
+
+void wgmma_commit() {
+    Warpgroup& products = self().products;
+    products.closed.insert(products.closed.end(), products.open.begin(), products.open.end());
+    products.open.clear();
+    products.is_fenced = false;
+    if (!copies_early) meet_in_warpgroup();
+}
+
+void wgmma_wait() {
+    if (copies_early) meet_in_warpgroup();
 }
 
 }  // namespace emulate

@@ -17,6 +17,7 @@
 #include "linear_few.cu"
 #include "linear_one.cu"
 #include "linear_tile.cu"
+#include "linear_wgmma.cu"
 #include "norm_heads.cu"
 #include "norm_quantize.cu"
 #include "peaks.cu"
@@ -62,6 +63,10 @@ static const Entry ENTRIES[] = {
     ENTRY(LinearArgs, gate_tile),
     ENTRY(LinearArgs, linear_tile64),
     ENTRY(LinearArgs, gate_tile64),
+    ENTRY(LinearArgs, linear_wgmma),
+    ENTRY(LinearArgs, gate_wgmma),
+    ENTRY(LinearArgs, linear_wgmma64),
+    ENTRY(LinearArgs, gate_wgmma64),
     ENTRY(RotateStoreArgs, rotate_store_f16),
     ENTRY(RotateStoreArgs, rotate_store_f32),
     ENTRY(RotateStoreArgs, rotate_store_q8),

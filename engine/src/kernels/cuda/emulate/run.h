@@ -17,4 +17,8 @@ Kernel kernel_of(const char* name);
 // Runs all blocks; returns 0 or the error that ended the launch.
 int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args);
 
+// Which order a test shows of asynchronous copies to shared memory and of the products that read it. False: copies are
+// executed as late as possible and products as early as possible. True: the other way round.
+extern bool copies_early;
+
 }  // namespace emulate

@@ -1,5 +1,6 @@
 // Tests of embeddings, norms with quantization, ternary linears and gates.
 
+#include "emulate/run.h"
 #include "linear.cuh"
 #include "reference.h"
 #include "tests.h"
@@ -7,6 +8,16 @@
 namespace {
 
 constexpr float EPS = 1e-5f;
+
+// Returns rows in ORDER_WGMMA: within 64 bytes, word 4 t + c is word 4 c + t.
+vector<i8> ordered(const vector<i8>& rows) {
+    vector<i8> out(rows.size());
+    for (size_t i = 0; i < rows.size(); i++) {
+        size_t word = i / 4 % 16;
+        out[i / 64 * 64 + (word % 4 * 4 + word / 4) * 4 + i % 4] = rows[i];
+    }
+    return out;
+}
 
 struct Matrix {
     u32 rows, cols;
@@ -38,7 +49,7 @@ struct Matrix {
 struct Input {
     u32 rows, stride;
     Step step;
-    vector<i8> q;
+    vector<i8> q, q_ordered;
     vector<float> scales;
     vector<i32> sums;
     Input(Random& random, u32 rows, u32 cols) : rows(rows), stride(padded(cols, 128)), step{rows, 0, 0, 0} {
@@ -55,8 +66,12 @@ struct Input {
             static const float odd[4] = {127.0f / 3e38f, 127.0f / 1e-5f, 1.0f, 0.99999994f};
             scales[r] = random.below(4) == 0 ? odd[random.below(4)] : 127.0f / (fabsf(random.value()) + 1e-3f);
         }
+        q_ordered = ordered(q);
     }
-    LinearArgs args() { return {&step, q.data(), scales.data(), sums.data(), {}, 0, stride / 128, 0, 0}; }
+    LinearArgs args(const std::string& kernel) {
+        const i8* x = kernel.find("wgmma") == kernel.npos ? q.data() : q_ordered.data();
+        return {&step, x, scales.data(), sums.data(), {}, 0, stride / 128, 0, 0};
+    }
 };
 
 struct Kernel {
@@ -66,16 +81,25 @@ struct Kernel {
 
 const Kernel LINEAR[] = {{"linear_n8", 1, 8, 3, 3 * 6144},    {"linear_n8", 1, 8, 1, 6144},      {"linear_n16", 1, 16, 2, 2 * 10240},
                          {"linear_n32", 2, 32, 4, 4 * 4096},  {"linear_n64", 2, 64, 2, 2 * 4096}, {"linear_tile", 8, 128, 8, 81920},
-                         {"linear_tile64", 4, 64, 4, 40960}};
+                         {"linear_tile64", 4, 64, 4, 40960},  {"linear_wgmma", 16, 128, 8, 148480},  {"linear_wgmma64", 16, 64, 8, 99328}};
 const Kernel GATE[] = {{"gate_n8", 1, 8, 3, 3 * 8192},   {"gate_n16", 1, 16, 1, 12288},         {"gate_n32", 1, 32, 8, 8 * 4096},
-                       {"gate_n64", 1, 64, 4, 4 * 4096}, {"gate_tile", 4, 128, 8, 81920}, {"gate_tile64", 2, 64, 4, 40960}};
+                       {"gate_n64", 1, 64, 4, 4 * 4096}, {"gate_tile", 4, 128, 8, 81920}, {"gate_tile64", 2, 64, 4, 40960},
+                       {"gate_wgmma", 8, 128, 8, 148480}, {"gate_wgmma64", 8, 64, 8, 99328}};
+
+// Returns each kernel with late copies, and with early ones.
+template <size_t N> vector<std::pair<Kernel, bool>> early_and_late(const Kernel (&kernels)[N]) {
+    vector<std::pair<Kernel, bool>> out;
+    for (bool early : {true, false})
+        for (const Kernel& kernel : kernels) out.push_back({kernel, early});
+    return out;
+}
 
 void linear_segments() {
     u32 case_index = 0;
-    for (u32 rows : {1, 2, 3, 7, 8, 9, 16, 33, 130}) {
+    for (u32 rows : {1, 2, 3, 7, 8, 9, 16, 33, 130, 257}) {
         Random random(rows);
-        u32 cols = rows == 3 ? 6912 : rows % 2 ? 660 : 384, bucket = rows + case_index % 3 * 70;
-        Matrix a(random, 48 + rows % 16, cols, false), b(random, 20, cols, true), c(random, 37, cols, false);
+        u32 cols = rows == 3 ? 6912 : rows == 8 ? 100 : rows == 130 ? 1400 : rows % 2 ? 660 : 384, bucket = rows + case_index % 3 * 70;
+        Matrix a(random, (rows % 16 == 1 ? 300 : 48) + rows % 16, cols, false), b(random, 20, cols, true), c(random, 37, cols, false);
         const Matrix* all[3] = {&a, &b, &c};
         Input x(random, rows, cols);
         u32 count = 1 + case_index++ % 3, tiles = 0;
@@ -93,9 +117,10 @@ void linear_segments() {
             }
             tiles = 0;
             for (u32 s = 0; s < count; s++) tiles += up(all[s]->rows, 16);
-            for (const Kernel& kernel : LINEAR) {
+            for (auto [kernel, early] : early_and_late(LINEAR)) {
+                emulate::copies_early = early;
                 vector<float> out[3];
-                LinearArgs args = x.args();
+                LinearArgs args = x.args(kernel.name);
                 for (u32 s = 0; s < count; s++) {
                     out[s] = initial[s];
                     args.segments[s] = all[s]->segment(out[s]);
@@ -113,7 +138,7 @@ void linear_segments() {
 void gates() {
     for (u32 rows : {1, 2, 7, 8, 9, 16, 33, 130}) {
         Random random(rows + 100);
-        u32 cols = rows == 2 ? 2560 : rows % 2 ? 300 : 640, width = 40 + rows % 30;
+        u32 cols = rows == 2 ? 2560 : rows % 2 ? 300 : 640, width = (rows == 33 ? 280 : 40) + rows % 30;
         Matrix gate(random, width, cols, rows % 3 == 0), up_matrix(random, width, cols, rows % 4 == 0);
         Input x(random, rows, cols);
         for (u32 activation : {ACTIVATION_SQUARED_RELU, ACTIVATION_SILU}) {
@@ -123,9 +148,10 @@ void gates() {
                     const i8* q = &x.q[size_t(r) * x.stride];
                     want[size_t(r) * width + o] = reference::gate(activation, gate.output(q, x.scales[r], o), up_matrix.output(q, x.scales[r], o));
                 }
-            for (const Kernel& kernel : GATE) {
+            for (auto [kernel, early] : early_and_late(GATE)) {
+                emulate::copies_early = early;
                 vector<float> out(want.size(), -7.0f);
-                LinearArgs args = x.args();
+                LinearArgs args = x.args(kernel.name);
                 args.segments[0] = gate.segment(out);
                 args.segments[1] = up_matrix.segment(out);
                 args.segment_count = 2;
@@ -208,11 +234,14 @@ void norms() {
                 for (u32 i = 0; i < width; i++) want_sums[r] += want[r * stride + i];
             }
             NormQuantizeArgs args{&step, x.data(), norm_count > 0 ? w.data() : nullptr, norm_count > 1 ? w2.data() : nullptr,
-                                  q.data(), scales.data(), sums.data(), width, stride, EPS, 1e-6f};
-            run("norm_quantize", {rows + 2, 1, 1}, width % 2 ? 512 : 256, 4 * stride, args);
-            expect_same(scales, want_scales, "scales");
-            expect_equal(q, want, "quantized");
-            expect_equal(sums, want_sums, "sums");
+                                  q.data(), scales.data(), sums.data(), width, stride, EPS, 1e-6f, ORDER_PLAIN, 0};
+            for (u32 order : {ORDER_PLAIN, ORDER_WGMMA}) {
+                args.order = order;
+                run("norm_quantize", {rows + 2, 1, 1}, width % 2 ? 512 : 256, 4 * stride, args);
+                expect_same(scales, want_scales, "scales");
+                expect_equal(q, order == ORDER_WGMMA ? ordered(want) : want, "quantized");
+                expect_equal(sums, want_sums, "sums");
+            }
         }
         vector<u32> wanted = {3, 0, 8, 1, 2, 4, 5, 6, 7};
         vector<float> out(rows * width), want;
