@@ -49,6 +49,7 @@ __device__ __forceinline__ void finish(const LinearArgs& args, u32 first, u32 co
 }
 
 template <class S, bool GATE> __device__ __forceinline__ void linear_tiles(const LinearArgs& args) {
+    start_after_previous();
     u32 first = blockIdx.y * S::TOKENS, count = args.step->rows;
     if (first >= count) return;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % S::WARPS_M, warp_n = warp / S::WARPS_M;

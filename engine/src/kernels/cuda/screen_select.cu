@@ -20,6 +20,7 @@ constexpr u32 SOME = 8;
 // found bit by bit, less `within`: at least `count` different tokens have values of at least the threshold plus `within`.
 // Candidates are the tokens with an upper bound of at least the threshold, unordered.
 KERNEL(1024) screen_select(const SelectArgs args) {
+    start_after_previous();
     __shared__ u32 counts[32];  // one counter per round; a round decides one bit
     __shared__ u32 found_count;
     u32 row = blockIdx.x, groups = (args.vocab + 15) / 16;
@@ -72,6 +73,7 @@ KERNEL(1024) screen_select(const SelectArgs args) {
 
 // The bounds of groups of 16 tokens as the screen writes them, from all logits. One thread per group of row blockIdx.y.
 KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
+    start_after_previous();
     u32 row = blockIdx.y, group = blockIdx.x * blockDim.x + threadIdx.x, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened || group >= groups) return;
     RowRanking ranking = args.rankings[row];
@@ -88,6 +90,7 @@ KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
 // One warp per row that needs a single token: the candidate with the largest value. Equal largest values and NaN are left to
 // the host, by a number of candidates above the capacity.
 KERNEL(32) draw(const DrawArgs args) {
+    start_after_previous();
     u32 row = blockIdx.x, lane = threadIdx.x;
     if (row >= args.step->screened) return;
     RowRanking ranking = args.rankings[row];

@@ -20,4 +20,5 @@ int main() {
     test_group();
     test_attention();
     test_head();
+    test_overlap();
 }

@@ -7,3 +7,4 @@ void test_linear();
 void test_group();
 void test_attention();
 void test_head();
+void test_overlap();
