@@ -19,6 +19,7 @@ Loads the model once. Changes one constant at a time and measures decode steps a
   one_digit_rows   rows from which the screen of the head uses one digit instead of two
   few_rows         rows up to which linears use the kernels for few rows
   large_tile_rows  rows from which linears use the larger tiles
+  overlap_rows     rows up to which a kernel may start while the one before it runs
   step_rows        rows of a prefill step
 Every value gives the same tokens. An asterisk marks the default.";
 

@@ -165,6 +165,7 @@ fn test(
     let mut got = vec![0f32; rows * ternary.rows];
     backend.device.write(at, bytemuck::bytes_of(&step))?;
     backend.device.write(from, bytemuck::cast_slice(&x))?;
+    backend.device.let_overlap(rows <= backend.tuning.overlap_rows);
     launches.iter().try_for_each(|launch| backend.device.launch(launch))?;
     backend.device.read(&mut [Part { from: to, to: bytemuck::cast_slice_mut(&mut got) }])?;
     let matches = |(x, got): (&[f32], &[f32])| {

@@ -28,11 +28,19 @@ pub struct Tuning {
     pub few_rows: usize,
     /// Fewest rows for which linears use the larger tiles.
     pub large_tile_rows: usize,
+    /// Most rows of passes in which a kernel may start while the one before it runs.
+    pub overlap_rows: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { split_tasks: 8, one_digit_rows: NEVER, few_rows: 64, large_tile_rows: 512 }
+        Self {
+            split_tasks: 8,
+            one_digit_rows: NEVER,
+            few_rows: 64,
+            large_tile_rows: 512,
+            overlap_rows: 1,
+        }
     }
 }
 
@@ -78,7 +86,7 @@ struct Constant {
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 4] = [
+const CONSTANTS: [Constant; 5] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
@@ -102,6 +110,12 @@ const CONSTANTS: [Constant; 4] = [
         values: &[65, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
         field: |tuning| &mut tuning.large_tile_rows,
+    },
+    Constant {
+        name: "overlap_rows",
+        values: &[0, 1, 8, 64, NEVER],
+        phase: Phase::Decode,
+        field: |tuning| &mut tuning.overlap_rows,
     },
 ];
 

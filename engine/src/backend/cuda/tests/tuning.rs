@@ -46,12 +46,19 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
     };
     let expected = results(Tuning::default());
     for tuning in [
-        Tuning { split_tasks: 0, one_digit_rows: 0, few_rows: 0, large_tile_rows: 0 },
+        Tuning {
+            split_tasks: 0,
+            one_digit_rows: 0,
+            few_rows: 0,
+            large_tile_rows: 0,
+            overlap_rows: 0,
+        },
         Tuning {
             split_tasks: 1 << 20,
             one_digit_rows: 1 << 20,
             few_rows: 64,
             large_tile_rows: 1 << 20,
+            overlap_rows: 1 << 20,
         },
         Tuning { few_rows: 16, large_tile_rows: 65, ..Tuning::default() },
     ] {
@@ -73,9 +80,10 @@ fn a_sweep_measures_every_constant() {
     };
     let trials = tuning::of_backend(&mut cuda, &workload, 0.0).expect("steps run");
     assert!(trials.iter().all(|trial| trial.tokens_per_s > 0.0), "{trials:?}");
-    for constant in ["split_tasks", "one_digit_rows", "few_rows", "large_tile_rows"] {
+    for constant in ["split_tasks", "one_digit_rows", "few_rows", "large_tile_rows", "overlap_rows"]
+    {
         let of: Vec<_> = trials.iter().filter(|trial| trial.constant == constant).collect();
-        let is_decode = constant == "split_tasks" || constant == "one_digit_rows";
+        let is_decode = ["split_tasks", "one_digit_rows", "overlap_rows"].contains(&constant);
         assert!(of.iter().all(|trial| (trial.phase == Phase::Decode) == is_decode), "{of:?}");
         assert!(of.len() > 2 && of.iter().any(|trial| trial.is_default), "{of:?}");
     }
