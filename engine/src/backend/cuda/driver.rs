@@ -189,6 +189,33 @@ impl Driver {
         // all in this file, drop the slice before the next wait.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.add(start), bytes) })
     }
+
+    /// Records launches.
+    fn capture(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
+        let stream = self.stream;
+        self.after_kernel = false;
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives as long as this value.
+        self.call("recording", || unsafe { result::stream::begin_capture(stream, mode) })?;
+        let launched = launches.iter().try_for_each(|launch| self.launch(launch));
+        self.after_kernel = false;
+        // SAFETY: as above. The capture is ended also if a launch failed.
+        let ended = self.call("recording", || unsafe { result::stream::end_capture(stream) });
+        // After a failed launch, the graph is destroyed and not instantiated.
+        let recording = ended.and_then(|graph| {
+            self.call("recording", || unsafe {
+                // SAFETY: the graph was just captured, and is destroyed once.
+                let flags = sys::CUgraphInstantiate_flags_enum(0);
+                let made = launched.is_ok().then(|| result::graph::instantiate(graph, flags));
+                let destroyed = result::graph::destroy(graph);
+                made.transpose().and_then(|made| destroyed.map(|()| made))
+            })
+        });
+        launched?;
+        let recording = recording?.expect("a graph is instantiated unless a launch failed");
+        self.recordings.push(recording);
+        Ok(Recording(self.recordings.len() - 1))
+    }
 }
 
 impl Device for Driver {
@@ -307,29 +334,15 @@ impl Device for Driver {
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
-        let stream = self.stream;
-        self.after_kernel = false;
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as this value.
-        self.call("recording", || unsafe { result::stream::begin_capture(stream, mode) })?;
-        let launched = launches.iter().try_for_each(|launch| self.launch(launch));
-        self.after_kernel = false;
-        // SAFETY: as above. The capture is ended also if a launch failed.
-        let ended = self.call("recording", || unsafe { result::stream::end_capture(stream) });
-        // After a failed launch, the graph is destroyed and not instantiated.
-        let recording = ended.and_then(|graph| {
-            self.call("recording", || unsafe {
-                // SAFETY: the graph was just captured, and is destroyed once.
-                let flags = sys::CUgraphInstantiate_flags_enum(0);
-                let made = launched.is_ok().then(|| result::graph::instantiate(graph, flags));
-                let destroyed = result::graph::destroy(graph);
-                made.transpose().and_then(|made| destroyed.map(|()| made))
-            })
-        });
-        launched?;
-        let recording = recording?.expect("a graph is instantiated unless a launch failed");
-        self.recordings.push(recording);
-        Ok(Recording(self.recordings.len() - 1))
+        match self.capture(launches) {
+            // A driver that promises to record overlap but does not still runs the pass.
+            Err(error @ DeviceError::Call { .. }) if self.may_overlap => {
+                tracing::warn!(%error, "recorded again, and from now on no kernels overlap");
+                self.kernels.values_mut().for_each(|kernel| kernel.overlaps = false);
+                self.capture(launches)
+            }
+            result => result,
+        }
     }
 
     fn replay(&mut self, recording: Recording) -> Result<(), DeviceError> {

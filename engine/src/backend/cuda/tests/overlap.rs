@@ -185,6 +185,22 @@ fn a_kernel_overlaps_a_kernel_and_nothing_else() {
     device.read(&mut [Read { from: at, to: &mut [0; 4] }]).expect("kernels run");
 }
 
+#[test]
+fn a_driver_that_records_no_overlap_runs_the_pass_without() {
+    let Some(mut device) = emulated_device(ordinals::SM_90) else { return };
+    let before = emulated::early_launches(idle().kernel);
+    let early = || emulated::early_launches(idle().kernel) - before;
+    device.let_overlap(true);
+    // The driver was newer when the device was opened.
+    emulated::set_driver_version(12_020);
+    let recording = device.record(&[idle(); 3]).expect("it is recorded at the second attempt");
+    device.replay(recording).expect("it runs");
+    (0..2).for_each(|_| device.launch(&idle()).expect("it is launched"));
+    assert_eq!(early(), 0);
+    let failed = device.record(&[Launch { threads: 0, ..idle() }]);
+    assert!(failed.is_err(), "other errors are reported");
+}
+
 /// `linear_n8` requests its weights before it waits. Here, a kernel has written them.
 #[test]
 fn an_access_before_the_wait_is_an_error() {
@@ -272,4 +288,52 @@ fn launches_that_could_not_wait_are_refused() {
         end();
     }
     assert_eq!(launch(cubin, early, 1), CUresult::CUDA_SUCCESS, "outside of captures");
+}
+
+/// The wait in machine code of 9.0, and instructions that access memory: opcodes without the bits of their form.
+const WAIT: u64 = 0x2e;
+const LOAD: u64 = 0x181;
+const COPY_ASYNC: u64 = 0x1ae;
+const OTHERS: [u64; 6] = [0x180, 0x185, 0x186, 0x18a, 0x18e, 0x1a8];
+/// Leaves a kernel; with the bits of its form.
+const EXIT: u64 = 0x94d;
+
+/// Returns the machine code of each kernel in a cubin, as pairs of words.
+fn code_of(cubin: &'static [u8]) -> impl Iterator<Item = (&'static str, &'static [u8])> {
+    let number = |at: usize, bytes: usize| {
+        cubin[at..at + bytes].iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte))
+    };
+    let section = move |index: usize| number(0x28, 8) + 64 * index;
+    let contents = move |index: usize| number(section(index) + 0x18, 8);
+    let names = contents(number(0x3e, 2));
+    (0..number(0x3c, 2)).filter_map(move |index| {
+        let name = &cubin[names + number(section(index), 4)..];
+        let name = name.split(|byte| *byte == 0).next().and_then(|n| str::from_utf8(n).ok())?;
+        let size = number(section(index) + 0x20, 8);
+        Some((name.strip_prefix(".text.")?, &cubin[contents(index)..][..size]))
+    })
+}
+
+/// The compiler has left the wait where the source has it: ahead of everything but requests of weights.
+#[test]
+fn machine_code_waits_before_it_accesses_memory() {
+    let mut kernels = 0;
+    for (kernel, code) in MODULES.iter().flat_map(|module| code_of(module.cubin)) {
+        let words = code.chunks_exact(16).map(|instruction| {
+            u64::from_le_bytes(instruction[..8].try_into().expect("eight of sixteen bytes"))
+        });
+        let words: Vec<u64> = words.collect();
+        let is_wait = |word: &u64| word & 0x1ff == WAIT;
+        let at = words.iter().position(is_wait).unwrap_or_else(|| panic!("{kernel} never waits"));
+        assert_eq!(words[at] >> 12 & 0xf, 7, "{kernel}: the wait has no condition");
+        let before = |opcode| words[..at].iter().filter(|word| *word & 0x1ff == opcode).count();
+        assert!(OTHERS.iter().all(|opcode| before(*opcode) == 0), "{kernel}");
+        assert!(words[..at].iter().all(|word| word & 0xfff != EXIT), "{kernel}");
+        let few = ["linear_n", "gate_n", "linear_one", "gate_one", "screen_n"];
+        let copies = few.iter().any(|prefix| kernel.starts_with(prefix));
+        assert_eq!(before(COPY_ASYNC) > 0, copies, "{kernel}");
+        assert_eq!(before(LOAD) > 0, kernel.starts_with("group_n"), "{kernel}");
+        kernels += 1;
+    }
+    assert_eq!(kernels, carried().count());
 }
