@@ -20,6 +20,7 @@ Loads the model once. Changes one constant at a time and measures decode steps a
   few_rows         rows up to which linears use the kernels for few rows
   large_tile_rows  rows from which linears use the larger tiles
   wgmma_rows       rows from which linears use the products of warpgroups of an H100 or H200
+  overlap_rows     rows up to which a kernel may start while the one before it runs
   step_rows        rows of a prefill step
 Every value gives the same tokens. An asterisk marks the default.";
 

@@ -158,6 +158,10 @@ pub trait Device: Send {
     /// Copies on the device; the ranges must not overlap.
     fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
+    /// Lets the kernels of later launches and recordings start while the kernel before them runs, where device and driver
+    /// support it. No kernel does at first.
+    fn let_overlap(&mut self, allowed: bool);
+
     /// Launches a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
 

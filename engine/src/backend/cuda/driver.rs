@@ -6,6 +6,7 @@
 //! Rules of the driver that the code follows:
 //! - A kernel's dynamic shared memory is at most the device's limit less the kernel's static shared memory.
 //! - While a stream captures, its thread may only launch kernels: allocating and waiting are forbidden.
+//! - A kernel may overlap the one before it only if its image has the instruction to wait for it: cubins, not PTX.
 //! - A launch copies as many bytes of the parameter as the kernel declares, so [`Args`] is at least as large.
 //! - After a persistent error, separate calls free nothing: releasing the context frees everything.
 //!
@@ -15,7 +16,7 @@ mod context;
 mod module;
 mod system;
 
-use std::{collections::HashMap, ffi::c_void};
+use std::collections::HashMap;
 
 use cudarc::driver::{
     DriverError, result,
@@ -28,7 +29,7 @@ use super::{
         Recording,
     },
     error::CudaLoadError,
-    modules::{EXTRAS, MODULES, kernels_of},
+    modules::{CUBIN, EXTRAS, MODULES, kernels_of},
 };
 use context::Context;
 use module::Kernel;
@@ -88,6 +89,9 @@ pub struct Driver {
     next_reading: usize,
     /// Pinned bytes that unfinished copies may still use.
     pinned_used: usize,
+    /// Whether kernels may overlap, and whether the stream's last call was a launch that the next one may overlap.
+    may_overlap: bool,
+    after_kernel: bool,
     /// The context. The last field, because it is released after everything else is freed.
     context: Context,
 }
@@ -111,6 +115,8 @@ impl Driver {
             readings: [std::ptr::null_mut(); READINGS],
             next_reading: 0,
             pinned_used: 0,
+            may_overlap: false,
+            after_kernel: false,
             context,
         };
         // SAFETY: the context is current; the memory is freed when the value is dropped.
@@ -127,6 +133,7 @@ impl Driver {
 
     fn load_modules(&mut self) -> Result<(), DriverError> {
         let Properties { capability, shared_bytes, .. } = self.properties;
+        let records_overlap = system::records_overlap()?;
         let mut kinds = Vec::new();
         for module in MODULES {
             // SAFETY: the context is current.
@@ -134,17 +141,21 @@ impl Driver {
             self.modules.push(loaded);
             kinds.push(kind);
             let names = kernels_of(module.ptx);
+            let overlaps = records_overlap && kind == CUBIN;
             // SAFETY: the module was just loaded.
-            self.kernels.extend(unsafe { module::kernels(names, loaded, shared_bytes) }?);
+            let kernels = unsafe { module::kernels(names, loaded, shared_bytes, overlaps) }?;
+            self.kernels.extend(kernels);
         }
         for extra in EXTRAS {
             // SAFETY: the context is current.
             let result = unsafe { module::load(extra.name, extra.images(capability)) };
-            let Ok((loaded, _)) = result else { continue };
+            let Ok((loaded, kind)) = result else { continue };
             self.modules.push(loaded);
             let names = extra.kernels.iter().copied();
+            let overlaps = records_overlap && kind == CUBIN;
             // SAFETY: the module was just loaded.
-            self.kernels.extend(unsafe { module::kernels(names, loaded, shared_bytes) }?);
+            let kernels = unsafe { module::kernels(names, loaded, shared_bytes, overlaps) }?;
+            self.kernels.extend(kernels);
         }
         kinds.dedup();
         tracing::debug!(modules = MODULES.len(), ?kinds, "kernels loaded");
@@ -190,6 +201,33 @@ impl Driver {
         // all in this file, drop the slice before the next wait.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.add(start), bytes) })
     }
+
+    /// Records launches.
+    fn capture(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
+        let stream = self.stream;
+        self.after_kernel = false;
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives as long as this value.
+        self.call("recording", || unsafe { result::stream::begin_capture(stream, mode) })?;
+        let launched = launches.iter().try_for_each(|launch| self.launch(launch));
+        self.after_kernel = false;
+        // SAFETY: as above. The capture is ended also if a launch failed.
+        let ended = self.call("recording", || unsafe { result::stream::end_capture(stream) });
+        // After a failed launch, the graph is destroyed and not instantiated.
+        let recording = ended.and_then(|graph| {
+            self.call("recording", || unsafe {
+                // SAFETY: the graph was just captured, and is destroyed once.
+                let flags = sys::CUgraphInstantiate_flags_enum(0);
+                let made = launched.is_ok().then(|| result::graph::instantiate(graph, flags));
+                let destroyed = result::graph::destroy(graph);
+                made.transpose().and_then(|made| destroyed.map(|()| made))
+            })
+        });
+        launched?;
+        let recording = recording?.expect("a graph is instantiated unless a launch failed");
+        self.recordings.push(recording);
+        Ok(Recording(self.recordings.len() - 1))
+    }
 }
 
 impl Device for Driver {
@@ -215,6 +253,7 @@ impl Device for Driver {
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<(), DeviceError> {
         let stream = self.stream;
+        self.after_kernel = false;
         for (index, part) in bytes.chunks(PINNED_BYTES / 2).enumerate() {
             let pinned = self.pinned(part.len())?;
             pinned.copy_from_slice(part);
@@ -230,6 +269,7 @@ impl Device for Driver {
 
     fn read(&mut self, parts: &mut [Part<'_>]) -> Result<(), DeviceError> {
         let stream = self.stream;
+        self.after_kernel = false;
         let mut pending: Vec<(&mut [u8], &[u8])> = Vec::new();
         for Part { from, to } in parts {
             for (index, to) in to.chunks_mut(PINNED_BYTES / 2).enumerate() {
@@ -254,6 +294,7 @@ impl Device for Driver {
     fn begin_read(&mut self, from: Address, bytes: usize) -> Result<Reading, DeviceError> {
         assert!(bytes <= READING_BYTES, "callers read larger ranges by `read`");
         let (stream, slot) = (self.stream, self.next_reading);
+        self.after_kernel = false;
         self.next_reading = (slot + 1) % READINGS;
         if bytes > 0 {
             // SAFETY: the bytes are a part of the allocation that nothing but readings in this slot uses.
@@ -281,6 +322,7 @@ impl Device for Driver {
 
     fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
         let stream = self.stream;
+        self.after_kernel = false;
         // SAFETY: callers copy within what they allocated.
         self.call("copying on the device", || unsafe {
             result::memcpy_dtod_async(to, from, bytes, stream)
@@ -289,44 +331,35 @@ impl Device for Driver {
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         let kernel = self.kernels.get(launch.kernel);
-        let function = kernel.ok_or(DeviceError::UnknownKernel(launch.kernel))?.function;
-        let [x, y, z] = launch.grid;
+        let kernel = *kernel.ok_or(DeviceError::UnknownKernel(launch.kernel))?;
+        let overlapped = self.may_overlap && self.after_kernel && kernel.overlaps;
         let stream = self.stream;
-        let mut parameters = [launch.args.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel takes one struct, and `args` is at least as large as the largest one; the driver
-        // copies it before it returns. The backend is responsible for the addresses in it.
-        self.call("launching a kernel", || unsafe {
-            let (block, shared) = ((launch.threads, 1, 1), launch.shared_bytes);
-            result::launch_kernel(function, (x, y, z), block, shared, stream, &mut parameters)
-        })
+        // SAFETY: the context is current, and the stream lives as long as this value. The backend is responsible for the
+        // addresses in the parameter.
+        self.call("launching a kernel", || unsafe { kernel.launch(launch, stream, overlapped) })?;
+        self.after_kernel = true;
+        Ok(())
+    }
+
+    fn let_overlap(&mut self, allowed: bool) {
+        self.may_overlap = allowed;
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
-        let stream = self.stream;
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as this value.
-        self.call("recording", || unsafe { result::stream::begin_capture(stream, mode) })?;
-        let launched = launches.iter().try_for_each(|launch| self.launch(launch));
-        // SAFETY: as above. The capture is ended also if a launch failed.
-        let ended = self.call("recording", || unsafe { result::stream::end_capture(stream) });
-        // After a failed launch, the graph is destroyed and not instantiated.
-        let recording = ended.and_then(|graph| {
-            self.call("recording", || unsafe {
-                // SAFETY: the graph was just captured, and is destroyed once.
-                let flags = sys::CUgraphInstantiate_flags_enum(0);
-                let made = launched.is_ok().then(|| result::graph::instantiate(graph, flags));
-                let destroyed = result::graph::destroy(graph);
-                made.transpose().and_then(|made| destroyed.map(|()| made))
-            })
-        });
-        launched?;
-        let recording = recording?.expect("a graph is instantiated unless a launch failed");
-        self.recordings.push(recording);
-        Ok(Recording(self.recordings.len() - 1))
+        match self.capture(launches) {
+            // A driver that promises to record overlap but does not still runs the pass.
+            Err(error @ DeviceError::Call { .. }) if self.may_overlap => {
+                tracing::warn!(%error, "recorded again, and from now on no kernels overlap");
+                self.kernels.values_mut().for_each(|kernel| kernel.overlaps = false);
+                self.capture(launches)
+            }
+            result => result,
+        }
     }
 
     fn replay(&mut self, recording: Recording) -> Result<(), DeviceError> {
         let (graph, stream) = (self.recordings[recording.0], self.stream);
+        self.after_kernel = false;
         // SAFETY: recordings live until `forget_recordings` empties the list.
         self.call("replaying", || unsafe { result::graph::launch(graph, stream) })
     }

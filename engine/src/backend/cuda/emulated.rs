@@ -2,7 +2,7 @@
 //! program that compares the kernels with their definitions.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString, c_char, c_int, c_void},
     fs::File,
     os::{fd::AsRawFd as _, unix::ffi::OsStrExt as _},
     path::PathBuf,
@@ -82,18 +82,51 @@ fn processor_suffices() -> bool {
 /// Loads the emulated driver. Later searches for `libcuda.so` in this process find it, because the dynamic loader
 /// compares names with those of loaded libraries first. Returns `false`, and prints why, where it cannot be built.
 pub fn load() -> bool {
-    static LOADED: OnceLock<bool> = OnceLock::new();
+    library().is_some()
+}
+
+/// Returns the address of the emulated driver's handle.
+fn library() -> Option<usize> {
+    static LOADED: OnceLock<Option<usize>> = OnceLock::new();
     *LOADED.get_or_init(|| {
         let Some(path) = compiled("build.sh", "emulated-libcuda", ".so") else {
             eprintln!("{SKIPPED}");
-            return false;
+            return None;
         };
         let path = CString::new(path.as_os_str().as_bytes()).expect("paths have no zeros");
         // SAFETY: the library was built by this file, has no initialisers with effects, and is never unloaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null(), "the emulated driver does not load");
-        true
+        Some(handle.expose_provenance())
     })
+}
+
+/// Finds a function of the emulated driver that CUDA does not have.
+fn symbol(name: &CStr) -> *mut c_void {
+    let handle = library().expect("callers have loaded the driver");
+    // SAFETY: the handle is of a library that is never unloaded.
+    let found =
+        unsafe { libc::dlsym(std::ptr::with_exposed_provenance_mut(handle), name.as_ptr()) };
+    assert!(!found.is_null(), "{name:?}");
+    found
+}
+
+/// Changes the version of the driver that this thread sees.
+pub fn set_driver_version(version: c_int) {
+    type Set = extern "C" fn(c_int) -> c_int;
+    // SAFETY: `driver.cpp` defines the function like this.
+    let set = unsafe { std::mem::transmute::<*mut c_void, Set>(symbol(c"emulate_driver_version")) };
+    set(version);
+}
+
+/// Returns how many launches of a kernel that may start early this thread has made.
+pub fn early_launches(kernel: &str) -> c_int {
+    type Count = extern "C" fn(*const c_char) -> c_int;
+    // SAFETY: `driver.cpp` defines the function like this.
+    let count =
+        unsafe { std::mem::transmute::<*mut c_void, Count>(symbol(c"emulate_early_launches")) };
+    let kernel = CString::new(kernel).expect("names have no zeros");
+    count(kernel.as_ptr())
 }
 
 #[test]

@@ -6,6 +6,8 @@ use crate::formats::memory::AlignedBytes;
 
 /// Compute capability that the cubins are for; they run on no other.
 const CUBIN_CAPABILITY: (u32, u32) = (9, 0);
+/// Kind of the images whose kernels wait for earlier ones by themselves.
+pub const CUBIN: &str = "cubin";
 
 /// One file of kernels, compiled.
 #[derive(Debug)]
@@ -93,7 +95,7 @@ impl Module {
     pub fn images(&self, capability: (u32, u32)) -> Vec<Image> {
         let mut images = Vec::new();
         if capability == CUBIN_CAPABILITY {
-            images.push(("cubin", aligned(self.cubin, 0)));
+            images.push((CUBIN, aligned(self.cubin, 0)));
         }
         images.push(("ptx", aligned(self.ptx.as_bytes(), 1)));
         images

@@ -155,6 +155,7 @@ pub fn compute(
     let (from, to) = (backend.buffers.residual, backend.buffers.gate);
     backend.device.write(at, bytemuck::bytes_of(&step))?;
     backend.device.write(from, bytemuck::cast_slice(x))?;
+    backend.device.let_overlap(bucket.rows <= backend.tuning.overlap_rows);
     launches.iter().try_for_each(|launch| backend.device.launch(launch))?;
     backend.device.read(&mut [Part { from: to, to: bytemuck::cast_slice_mut(outputs) }])
 }

@@ -322,6 +322,7 @@ impl CudaBackend {
         if let Some(recording) = self.state.recordings.get(bucket).filter(|_| recorded) {
             return self.device.replay(*recording);
         }
+        self.device.let_overlap(bucket.rows <= self.tuning.overlap_rows);
         let pass = self.pass_of(bucket);
         let mut launches = if first { pass.body() } else { Vec::new() };
         launches.extend(pass.head(outputs));

@@ -7,6 +7,7 @@ mod equality;
 mod groups;
 mod launches;
 mod limits;
+mod overlap;
 mod roofline;
 mod sampling;
 mod tuning;
@@ -76,6 +77,8 @@ mod ordinals {
     pub const MISALIGNED: usize = 6;
     pub const OUT_OF_BOUNDS: usize = 7;
     pub const RELEASED: usize = 8;
+    pub const CHECKS_WAITS: usize = 9;
+    pub const EARLY_ACCESS: usize = 10;
 }
 
 /// Opens an emulated device; `None` where the driver cannot be emulated, and in runs on a real device, because a

@@ -30,6 +30,8 @@ pub struct Tuning {
     pub large_tile_rows: usize,
     /// Fewest rows for which linears use products of warpgroups, where the device has them.
     pub wgmma_rows: usize,
+    /// Most rows of passes in which a kernel may start while the one before it runs.
+    pub overlap_rows: usize,
 }
 
 impl Default for Tuning {
@@ -40,6 +42,7 @@ impl Default for Tuning {
             few_rows: 64,
             large_tile_rows: 512,
             wgmma_rows: 512,
+            overlap_rows: 1,
         }
     }
 }
@@ -86,7 +89,7 @@ struct Constant {
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 5] = [
+const CONSTANTS: [Constant; 6] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
@@ -116,6 +119,12 @@ const CONSTANTS: [Constant; 5] = [
         values: &[128, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
         field: |tuning| &mut tuning.wgmma_rows,
+    },
+    Constant {
+        name: "overlap_rows",
+        values: &[0, 1, 8, 64, NEVER],
+        phase: Phase::Decode,
+        field: |tuning| &mut tuning.overlap_rows,
     },
 ];
 

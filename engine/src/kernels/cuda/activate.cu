@@ -5,6 +5,7 @@
 
 // gate = act(gate) · up, in place. One block per row.
 KERNEL(256) activate(const ActivateArgs args) {
+    start_after_previous();
     u32 row = blockIdx.x;
     if (row >= args.step->rows) return;
     float* gate = args.gate + u64(row) * args.width;

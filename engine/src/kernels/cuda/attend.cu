@@ -160,6 +160,7 @@ __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& wor
 
 // Attention for tasks of at most Q queries. // shared: per warp (Q, padded_dim) queries, (Q, STAGE) weights, as f32
 template <class E, int Q> __device__ __forceinline__ void attend(const AttentionArgs& args) {
+    start_after_previous();
     DYNAMIC_SHARED(bytes);
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, slot = blockIdx.x * warps + warp;
     float* queries = reinterpret_cast<float*>(bytes) + warp * Q * (args.pool.padded_dim + STAGE);

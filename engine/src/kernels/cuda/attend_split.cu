@@ -53,6 +53,7 @@ __device__ __forceinline__ void rotate_queries(const KvPool& pool, u32 count, co
 // `gridDim.y · warps` groups. It rotates the queries first. The warp that has the last position first writes the
 // keys and values of that position. Tasks that share a KV head write the same bytes.
 template <class E> __device__ __forceinline__ void rotate_scores(const RotateScoresArgs& args) {
+    start_after_previous();
     DYNAMIC_SHARED(bytes);
     const AttentionArgs& attention = args.attention;
     const KvPool& pool = attention.pool;
@@ -213,6 +214,7 @@ __device__ __forceinline__ void weigh_stage(const Weights<KvQ8>& of_lane, float*
 
 // Computes elements SLICE · blockIdx.y .. of task blockIdx.x for query blockIdx.z · warps + warp.
 template <class E> __device__ __forceinline__ void attend_values(const AttentionArgs& args) {
+    start_after_previous();
     __shared__ __align__(16) Ring<E> ring;
     Work work = work_of(args, blockIdx.x);
     if (blockIdx.x >= args.step->tasks) return;

@@ -6,6 +6,7 @@
 // X = 256 · digit 0 + digit 1 and |X| ≤ 127 · 256. Digits are signed. The factors of the bounds are the same as
 // in Estimates::factors in backend/cpu/screen.rs.
 KERNEL(256) digits(const DigitsArgs args) {
+    start_after_previous();
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (stride)
     __shared__ float floats[32];

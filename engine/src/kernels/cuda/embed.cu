@@ -10,6 +10,7 @@ template <class E> __device__ __forceinline__ void widen_row(const EmbedArgs& ar
 
 // residual[row] = table[tokens[row]], widened exactly, times the factor. One block per row.
 KERNEL(256) embed(const EmbedArgs args) {
+    start_after_previous();
     u32 row = blockIdx.x;
     if (row >= args.step->rows) return;
     u32 token = args.tokens[row];

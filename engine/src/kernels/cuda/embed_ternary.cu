@@ -5,6 +5,7 @@
 
 // residual[row, i] = trit · scale of the group of i (exact) · factor, in row tokens[row] of the table. One block per row.
 KERNEL(256) embed_ternary(const EmbedTernaryArgs args) {
+    start_after_previous();
     u32 row = blockIdx.x, width = args.width;
     if (row >= args.step->rows) return;
     u32 token = args.tokens[row];

@@ -95,8 +95,8 @@ __device__ __forceinline__ void add_sums(const i32 (&sums)[F::SPLIT][F::M][F::N]
 }
 
 // Writes the sums of the tiles with rows first.. of x to shared memory. x has `*count · columns` rows; rows beyond
-// the end repeat the last row. Returns false if there are no rows from `first` on. `prepare` runs while the first
-// weights are being copied; their copies start before `*count` is read.
+// the end repeat the last row. Returns false if there are no rows from `first` on. The copies of the first weights start
+// before the wait for earlier kernels; `prepare` runs after it, while they are in progress.
 template <class F, class Prepare>
 __device__ __forceinline__ bool multiply_few(const uint4* const (&tiles)[F::M], const i8* x, u32 first, const u32* count,
                                              u32 columns, u32 k_blocks, i32* out, Prepare prepare) {
@@ -107,7 +107,9 @@ __device__ __forceinline__ bool multiply_few(const uint4* const (&tiles)[F::M], 
     lane.ring = reinterpret_cast<uint4*>(shared) + warp * (F::DEPTH * F::SLOT) + index;
     lane.x = x;
     lane.k_blocks = k_blocks;
+    let_next_start();
     UNROLL for (u32 d = 0; d < F::DEPTH; d++) lane.fetch_weights(warp + d * warps, d);
+    wait_for_previous();
     u32 rows = *count * columns;
     if (first >= rows) {
         copy_async_wait<0>();

@@ -18,6 +18,7 @@ constexpr double ROUND_F64 = 1e-9;
 
 // Bounds of the weight of the tokens that are not candidates. Blocks of row blockIdx.y have parts of the vocabulary.
 KERNEL(256) weigh_rest(const WeighRestArgs args) {
+    start_after_previous();
     __shared__ float shared[32];
     u32 row = blockIdx.y, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened) return;
@@ -186,6 +187,7 @@ __device__ __forceinline__ bool find_drawn(const FilteredDrawArgs& args, u32 row
 
 // One block per row with filters: the candidate with the largest value of those that can be drawn.
 KERNEL(256) filtered_draw(const FilteredDrawArgs args) {
+    start_after_previous();
     u32 row = blockIdx.x;
     if (row >= args.step->screened) return;
     RowFilter filter = args.filters[row];

@@ -4,6 +4,7 @@
 
 // out[i] = norm of row wanted[i] of the residual stream. One block per wanted row.
 KERNEL(256) final_norm(const FinalNormArgs args) {
+    start_after_previous();
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (width rounded up to 128)
     u32 index = blockIdx.x, width = args.width;

@@ -85,8 +85,10 @@ template <int N, int DEPTH> __device__ __forceinline__ void group_few(const Grou
     GroupTile tile = find_group_tile(args, blockIdx.x);
     const GroupSegment& segment = args.segments[tile.segment];
     bool whole = segment.halves == 2;
+    let_next_start();
     Loaded loaded[DEPTH];
     UNROLL for (u32 d = 0; d < DEPTH; d++) loaded[d].load(tile, segment, d * GROUP_WARPS + warp, k_blocks);
+    wait_for_previous();
     u32 rows = *args.count, of_block = COLUMNS / digits, first = blockIdx.y * of_block;
     if (first >= rows) return;
     u32 row = first + lane < rows ? first + lane : rows - 1;

@@ -17,6 +17,7 @@ __device__ __forceinline__ i32 sum_of_half(i32 v) {
 // max(1e-5, max|v|) / limit, with the limit 127 of one digit or 32639 = 256 · 127 + 127 of two. A warp quantizes 128
 // inputs at a time, four per lane; lanes 0 to 15 have the first half of them.
 KERNEL(256) group_quantize(const GroupQuantizeArgs args) {
+    start_after_previous();
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (stride)
     u32 row = blockIdx.x, width = args.width, lane = threadIdx.x % 32;

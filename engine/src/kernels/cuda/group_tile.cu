@@ -94,6 +94,7 @@ __device__ __forceinline__ void multiply_group_stage(const u8* stage, u32 warp_m
 }
 
 template <class S, int DIGITS> __device__ __forceinline__ void group_tiles(const GroupLinearArgs& args) {
+    start_after_previous();
     typedef GroupStage<S, DIGITS> Stage;
     DYNAMIC_SHARED(stages);  // (S::STAGES, Stage::BYTES)
     u32 rows = *args.count, first = blockIdx.y * Stage::ROWS, k_blocks = args.k_blocks;

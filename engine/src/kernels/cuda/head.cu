@@ -30,6 +30,7 @@ constexpr u32 HEAD_R = 2, HEAD_X = 4;
 // Two threads share HEAD_R rows. Each thread has eight of the sixteen lanes: it loads 16 bytes of f16 at a time and
 // has 8 · HEAD_R · HEAD_X chains. The kernel reads the head once for HEAD_X hidden rows.
 template <class E> __device__ __forceinline__ void head(const HeadArgs& args) {
+    start_after_previous();
     u32 width = args.width, whole = args.step->whole, half = threadIdx.x % 2;
     u32 first = blockIdx.x * blockDim.x + threadIdx.x / 2 * HEAD_R, first_x = blockIdx.y * HEAD_X;
     if (first_x >= whole) return;
@@ -82,6 +83,7 @@ KERNEL(128) head_i8(const HeadArgs args) { head<I8>(args); }
 // Computes the logits of the candidates of row blockIdx.y: one lane per thread, two candidates per warp. The sums
 // are the same as in `head`.
 template <class E> __device__ __forceinline__ void rescore(const RescoreArgs& args) {
+    start_after_previous();
     constexpr u32 AHEAD = 16;
     u32 index = blockIdx.y, width = args.width, lane = threadIdx.x % LANES;
     if (index >= args.step->screened || args.filters && !args.filters[index].is_on) return;

@@ -1,9 +1,9 @@
 // Ternary linears of one row, with the norm and the quantization before them. This is a decode of one sequence,
 // where launching a separate kernel for the norm takes longer than the norm.
 //
-// Every block norms and quantizes the row itself while its weights are being copied. Reading a row from the
-// second-level cache costs less than waiting for another kernel. Results are the same as of norm_quantize followed
-// by linear_n8 or gate_n8.
+// Every block norms and quantizes the row itself while its weights are being copied; their copies start before the
+// kernel that writes the row has ended. Reading a row from the second-level cache costs less than waiting for another
+// kernel. Results are the same as of norm_quantize followed by linear_n8 or gate_n8.
 
 #include "linear.cuh"
 #include "quantize.cuh"
@@ -20,13 +20,13 @@ __device__ __forceinline__ void fetch_one(const uint4* const (&tiles)[M], u32 k,
     copy_async_commit();
 }
 
-// Starts copying a row to shared memory. The width must be a multiple of 4.
-__device__ __forceinline__ void copy_row(const float* from, u32 width, float* to) {
+// Starts copying the weights of a norm to shared memory. The width must be a multiple of 4.
+__device__ __forceinline__ void copy_weights(const float* from, u32 width, float* to) {
     for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) copy_async16(to + i, from + i);
 }
 
 // Writes the sums of M tiles for the row to `out` in shared memory; returns the scale and Σ q of the row.
-// `prepare` runs while the first copies are in progress.
+// `prepare` runs after the wait for earlier kernels, while the first copies are in progress.
 // shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32 twice: the row and the norm weights, (stride) of int8
 template <int M, class Prepare>
 __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, const uint4* const (&of_tiles)[M],
@@ -39,17 +39,15 @@ __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, co
     float* weight_row = row + stride;
     i8* q = reinterpret_cast<i8*>(weight_row + stride);
     const float* weight = args.weight;
-    if (args.width % 4 == 0) {
-        pad_row(row, args.width);
-        copy_row(args.x, args.width, row);
-        if (weight) copy_row(weight, args.width, weight_row), weight = weight_row;
-    } else {
-        load_row(args.x, args.width, row);
-    }
+    let_next_start();
+    // The row is loaded and not copied: a wait for its copy, the last to start, would be one for all weights.
+    if (weight && args.width % 4 == 0) copy_weights(weight, args.width, weight_row), weight = weight_row;
     copy_async_commit();
     const uint4* tiles[M];
     UNROLL for (u32 m = 0; m < M; m++) tiles[m] = of_tiles[m] + lane;
     UNROLL for (u32 d = 0; d < ONE_DEPTH; d++) fetch_one<M>(tiles, warp + d * warps, k_blocks, ring + d * M * 32);
+    wait_for_previous();
+    load_row(args.x, args.width, row);
     for (u32 i = threadIdx.x; i < M * TILE_ROWS; i += blockDim.x) out[i] = 0;
     prepare();
     copy_async_wait<ONE_DEPTH>();

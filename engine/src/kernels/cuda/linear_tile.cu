@@ -7,6 +7,7 @@
 #include "tiles.cuh"
 
 template <class S, bool GATE> __device__ __forceinline__ void linear_tiles(const LinearArgs& args) {
+    start_after_previous();
     u32 first = blockIdx.y * S::TOKENS, count = args.step->rows;
     if (first >= count) return;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % S::WARPS_M, warp_n = warp / S::WARPS_M;

@@ -97,6 +97,7 @@ __device__ __forceinline__ void multiply_by_warpgroups(const uint4* const (&weig
 }
 
 template <class S, bool GATE> __device__ __forceinline__ void linear_warpgroups(const LinearArgs& args) {
+    start_after_previous();
     u32 first = blockIdx.y * S::TOKENS, count = args.step->rows, warp = threadIdx.x / 32;
     if (first >= count) return;
     const uint4* weights[S::WARP_M];

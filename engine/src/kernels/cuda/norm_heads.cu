@@ -6,6 +6,7 @@
 // One block per row; a warp has one head at a time. Both halves of a warp add the same squares, in sixteen lanes, as
 // ops::rms_norm; every lane then writes its own elements.
 KERNEL(256) norm_heads(const NormHeadsArgs args) {
+    start_after_previous();
     u32 row = blockIdx.x, dim = args.head_dim, lane = threadIdx.x % 32;
     if (row >= args.step->rows) return;
     for (u32 head = threadIdx.x / 32; head < args.heads + args.kv_heads; head += blockDim.x / 32) {

@@ -7,6 +7,7 @@
 // The kernel reads 4 bytes and writes 1 byte per element. The chain of width / 16 multiply-adds determines the time
 // of one row.
 KERNEL(1024) norm_quantize(const NormQuantizeArgs args) {
+    start_after_previous();
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (stride)
     u32 row = blockIdx.x, width = args.width;

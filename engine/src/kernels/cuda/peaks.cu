@@ -9,6 +9,7 @@ constexpr u32 CHAINS = 8;
 
 // Reads all of `from`. Each thread has four loads of 16 bytes in progress.
 KERNEL(256) peak_read(const PeakArgs args) {
+    start_after_previous();
     u64 stride = u64(gridDim.x) * blockDim.x;
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     u32 sum = 0;
@@ -23,6 +24,7 @@ KERNEL(256) peak_read(const PeakArgs args) {
 
 // Computes CHAINS products of 16 × 32 by 32 × 8 per warp and round.
 KERNEL(256) peak_mma_s8(const PeakArgs args) {
+    start_after_previous();
     i32 sums[CHAINS][4] = {};
     u32 a[4] = {threadIdx.x, args.rounds, threadIdx.x * 3, args.rounds * 5};
     for (u32 round = 0; round < args.rounds; round++) {
@@ -35,6 +37,7 @@ KERNEL(256) peak_mma_s8(const PeakArgs args) {
 
 // Computes 2 · CHAINS multiply-adds per thread and round.
 KERNEL(256) peak_fma_f32(const PeakArgs args) {
+    start_after_previous();
     float sums[2 * CHAINS];
     UNROLL for (u32 i = 0; i < 2 * CHAINS; i++) sums[i] = float(threadIdx.x + i);
     float factor = 1.0f / float(args.rounds + 1);

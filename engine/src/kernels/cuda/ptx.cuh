@@ -122,8 +122,33 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// Loads sixteen bytes that are read once and that no thread writes during the kernel. The assembly here and in
-// load_constant is volatile, so that the compiler keeps the load at its place, ahead of the work that it overlaps.
+// Returns when all earlier kernels of the stream have ended, with what they wrote visible. Every thread of every kernel
+// calls it, also where it has no work. Before that, a kernel reads weights and nothing else, and writes nothing: earlier
+// kernels may still run (README.md, "Overlap"). On devices before 9.0 they never do.
+__device__ __forceinline__ void wait_for_previous() {
+#ifdef EMULATE
+    emulate::wait_for_previous();
+#elif __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the blocks of the next kernel start as soon as all blocks of this one have called it or have ended. No block of
+// this kernel is displaced: all of them have started by then.
+__device__ __forceinline__ void let_next_start() {
+#if !defined(EMULATE) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// The start of kernels that request nothing before the earlier kernels have ended.
+__device__ __forceinline__ void start_after_previous() {
+    let_next_start();
+    wait_for_previous();
+}
+
+// Loads sixteen bytes of weights, which are read once and never written. The assembly here and in load_constant is
+// volatile, so that the compiler keeps the load at its place, ahead of the work that it overlaps.
 __device__ __forceinline__ uint4 load_once(const uint4* from) {
 #ifdef EMULATE
     return *from;
@@ -136,24 +161,25 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
 #endif
 }
 
-// Loads sixteen bytes that no thread writes during the kernel.
+// Loads sixteen bytes that no thread of this kernel writes. An earlier kernel may write them while this one has already
+// started, which rules out loads by the non-coherent path (`ld.global.nc`).
 __device__ __forceinline__ uint4 load_constant(const void* from) {
 #ifdef EMULATE
     return *static_cast<const uint4*>(from);
 #else
     uint4 v;
-    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
     return v;
 #endif
 }
 
-// Loads a float that no thread writes during the kernel.
+// The same for a float.
 __device__ __forceinline__ float load_constant_float(const float* from) {
 #ifdef EMULATE
     return *from;
 #else
     float v;
-    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(from));
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from));
     return v;
 #endif
 }

@@ -4,6 +4,7 @@
 
 // One block per row of the step: rotates the queries of the row in place, writes its keys, rotated, and its values.
 template <class E> __device__ __forceinline__ void rotate_store(const RotateStoreArgs& args) {
+    start_after_previous();
     u32 row = blockIdx.x;
     if (row >= args.step->rows) return;
     const KvPool& pool = args.pool;

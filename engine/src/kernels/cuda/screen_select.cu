@@ -64,6 +64,7 @@ __device__ __forceinline__ float filter_threshold(const RowFilter& filter, const
 // least `count` different tokens have values of at least the threshold plus `within`. Candidates are the tokens with an upper
 // bound of at least the threshold, unordered. With filters, values are logits.
 KERNEL(1024) screen_select(const SelectArgs args) {
+    start_after_previous();
     __shared__ u32 counts[32];
     __shared__ u32 found_count;
     u32 row = blockIdx.x, groups = (args.vocab + 15) / 16;
@@ -110,6 +111,7 @@ KERNEL(1024) screen_select(const SelectArgs args) {
 // The bounds of groups of 16 tokens as the screen writes them, from the estimates. One thread per group of row blockIdx.y. With
 // filters, these are bounds of the logits.
 KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
+    start_after_previous();
     u32 row = blockIdx.y, group = blockIdx.x * blockDim.x + threadIdx.x, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened || group >= groups) return;
     if (args.filters && !args.filters[row].is_on) return;
@@ -129,6 +131,7 @@ KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
 // One warp per row that needs a single token: the candidate with the largest value. Equal largest values and NaN are left to
 // the host, by a number of candidates above the capacity.
 KERNEL(32) draw(const DrawArgs args) {
+    start_after_previous();
     u32 row = blockIdx.x, lane = threadIdx.x;
     if (row >= args.step->screened) return;
     RowRanking ranking = args.rankings[row];

@@ -43,6 +43,7 @@ __device__ __forceinline__ void finish_pair(const ScreenArgs& args, u32 groups, 
 // 128 tokens by 128 columns of digits. With two digits, the two columns of a product that a thread has belong to the
 // same row.
 KERNEL_BY(256, 2) screen_tile(const ScreenArgs args) {
+    start_after_previous();
     typedef ScreenShape S;
     u32 groups = (args.vocab + TILE_ROWS - 1) / TILE_ROWS, columns = args.step->screened * args.digit_count;
     u32 first = blockIdx.x * S::TOKENS;

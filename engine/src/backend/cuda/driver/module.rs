@@ -1,4 +1,4 @@
-//! A file of kernels on the device, with the shared memory that each kernel may have.
+//! A file of kernels on the device, with the shared memory that each kernel may have; and their launches.
 
 use std::ffi::{CString, c_void};
 
@@ -8,7 +8,7 @@ use cudarc::driver::{
     sys::{self, CUfunction_attribute_enum as Attribute, CUjit_option_enum as JitOption},
 };
 
-use super::super::modules::Image;
+use super::super::{device::Launch, modules::Image};
 use crate::formats::memory::AlignedBytes;
 
 /// Bytes of the compiler's messages that are kept.
@@ -20,6 +20,47 @@ pub struct Kernel {
     pub function: sys::CUfunction,
     /// Most dynamic shared memory of a block.
     pub dynamic_shared_bytes: u32,
+    /// Whether it waits for earlier kernels by itself, so that its launch may start while they run.
+    pub overlaps: bool,
+}
+
+impl Kernel {
+    /// Launches the kernel. With `overlapped`, it starts when all blocks of the kernel before it have started.
+    ///
+    /// # Safety
+    /// The context must be current, the stream must be of it, and the kernel must be the launch's. The addresses in
+    /// the kernel's parameter must be valid until the kernel has run. Only a kernel that overlaps may be overlapped.
+    pub unsafe fn launch(
+        &self,
+        launch: &Launch,
+        stream: sys::CUstream,
+        overlapped: bool,
+    ) -> Result<(), DriverError> {
+        let mut attributes = [sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        }];
+        let [x, y, z] = launch.grid;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: overlapped.into(),
+        };
+        let mut parameters = [launch.args.as_ptr().cast_mut().cast::<c_void>()];
+        let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+        // SAFETY: the caller guarantees handles and addresses. The kernel takes one struct, and `args` is at least as large
+        // as the largest one; the driver copies it before it returns.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, self.function, parameters, extra) }
+            .result()
+    }
 }
 
 /// Loads the first of a module's images that loads; reports the last error.
@@ -74,7 +115,7 @@ unsafe fn load_image(image: &AlignedBytes) -> Result<sys::CUmodule, (DriverError
 }
 
 /// Finds kernels of a loaded module, and lets each use all dynamic shared memory that its static part
-/// leaves free.
+/// leaves free. `overlaps`: see [`Kernel`].
 ///
 /// # Safety
 /// The module must be loaded, and its context current.
@@ -82,6 +123,7 @@ pub unsafe fn kernels(
     names: impl Iterator<Item = &'static str>,
     loaded: sys::CUmodule,
     shared_bytes: u32,
+    overlaps: bool,
 ) -> Result<Vec<(&'static str, Kernel)>, DriverError> {
     let kernel_of = |name: &'static str| {
         let terminated = CString::new(name).expect("names have no zeros");
@@ -94,7 +136,7 @@ pub unsafe fn kernels(
             let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let value = dynamic_shared_bytes as i32;
             function::set_function_attribute(function, attribute, value)?;
-            Ok((name, Kernel { function, dynamic_shared_bytes }))
+            Ok((name, Kernel { function, dynamic_shared_bytes, overlaps }))
         }
     };
     names.map(kernel_of).collect()

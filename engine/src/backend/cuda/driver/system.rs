@@ -15,6 +15,8 @@ use super::{
 /// Oldest driver that accepts the PTX: 1000 · major + 10 · minor. A symbol of the driver is looked up at its
 /// first call; this version has all symbols that are called here.
 const DRIVER_MIN: i32 = 12_010;
+/// Oldest driver whose graphs record which kernels may overlap; with older ones, none does.
+const OVERLAP_DRIVER_MIN: i32 = 12_030;
 /// Lowest compute capability that has the instructions of the kernels.
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
@@ -77,10 +79,7 @@ fn start_driver() -> Result<(i32, usize), CudaLoadError> {
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaLoadError::NoDriver);
     }
-    let mut found = 0;
-    // SAFETY: the call writes one integer; every driver has it.
-    let asked = unsafe { sys::cuDriverGetVersion(&raw mut found) }.result();
-    asked.map_err(|error| failure("reading the driver's version", error))?;
+    let found = version().map_err(|error| failure("reading the driver's version", error))?;
     if found < DRIVER_MIN {
         return Err(CudaLoadError::DriverTooOld { found, needed: DRIVER_MIN });
     }
@@ -92,4 +91,15 @@ fn start_driver() -> Result<(i32, usize), CudaLoadError> {
     }
     let count = device::get_count().map_err(|error| failure("counting devices", error))?;
     Ok((found, count.max(0) as usize))
+}
+
+/// Returns whether the driver's graphs record which kernels may overlap.
+pub fn records_overlap() -> Result<bool, DriverError> {
+    version().map(|version| version >= OVERLAP_DRIVER_MIN)
+}
+
+fn version() -> Result<i32, DriverError> {
+    let mut found = 0;
+    // SAFETY: the call writes one integer; every driver has it.
+    unsafe { sys::cuDriverGetVersion(&raw mut found) }.result().map(|()| found)
 }

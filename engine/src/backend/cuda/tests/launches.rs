@@ -68,6 +68,7 @@ impl Device for Listener {
     fn copy(&mut self, _: Address, _: Address, _: usize) -> Result<(), DeviceError> {
         Ok(())
     }
+    fn let_overlap(&mut self, _: bool) {}
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         assert!(launch.threads > 0 && launch.threads.is_multiple_of(32), "{launch:?}");
         assert!(launch.shared_bytes <= self.shared_bytes(launch.kernel), "{launch:?}");

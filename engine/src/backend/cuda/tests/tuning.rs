@@ -52,6 +52,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
         few_rows: 0,
         large_tile_rows: 0,
         wgmma_rows: never,
+        overlap_rows: 0,
     };
     let most = Tuning {
         split_tasks: never,
@@ -59,6 +60,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
         few_rows: 64,
         large_tile_rows: never,
         wgmma_rows: never,
+        overlap_rows: never,
     };
     for tuning in [
         none,
@@ -85,9 +87,17 @@ fn a_sweep_measures_every_constant() {
     };
     let trials = tuning::of_backend(&mut cuda, &workload, 0.0).expect("steps run");
     assert!(trials.iter().all(|trial| trial.tokens_per_s > 0.0), "{trials:?}");
-    for constant in ["split_tasks", "one_digit_rows", "few_rows", "large_tile_rows", "wgmma_rows"] {
+    let names = [
+        "split_tasks",
+        "one_digit_rows",
+        "few_rows",
+        "large_tile_rows",
+        "wgmma_rows",
+        "overlap_rows",
+    ];
+    for constant in names {
         let of: Vec<_> = trials.iter().filter(|trial| trial.constant == constant).collect();
-        let is_decode = constant == "split_tasks" || constant == "one_digit_rows";
+        let is_decode = ["split_tasks", "one_digit_rows", "overlap_rows"].contains(&constant);
         assert!(of.iter().all(|trial| (trial.phase == Phase::Decode) == is_decode), "{of:?}");
         assert!(of.len() > 2 && of.iter().any(|trial| trial.is_default), "{of:?}");
     }

@@ -71,6 +71,9 @@ impl Device for Faulty {
             Fault::Sticky => Err(DeviceError::Sticky { doing, code }),
         }
     }
+    fn let_overlap(&mut self, allowed: bool) {
+        self.real.let_overlap(allowed);
+    }
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
         self.real.record(launches)
     }

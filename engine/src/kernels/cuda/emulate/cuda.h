@@ -50,7 +50,10 @@ void warp_operation(WarpOperation run, void* of_lane);
 // Ends the launch with MISALIGNED_ADDRESS unless the address is a multiple of `bytes`.
 void check_aligned(const void* at, u32 bytes);
 
-// Copies are executed when a thread waits for their group.
+// Leaves the thread until all threads of the block have called it, if the launch has a `Guard`.
+void wait_for_previous();
+
+// Copies are executed when a thread waits for their group; their sources are accessed at once, too.
 void copy_async(void* to, const void* from, u32 bytes);
 void copy_commit();
 void copy_wait(u32 groups_left);

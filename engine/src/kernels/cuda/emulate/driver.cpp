@@ -26,9 +26,22 @@ using namespace emulate;
     if (int code = refuse_while_capturing()) return code
 
 API cuDriverGetVersion(int* version) {
-    *version = DRIVER_VERSION;
+    *version = driver_version();
     return SUCCESS;
 }
+
+// Not of CUDA: changes the version of the driver that the calling thread sees.
+API emulate_driver_version(int version) {
+    driver_version() = version;
+    return SUCCESS;
+}
+
+// Not of CUDA: returns how many launches of a kernel that may start early the calling thread has made.
+static std::map<std::string, int>& early_launches() {
+    static thread_local std::map<std::string, int> of_thread;
+    return of_thread;
+}
+API emulate_early_launches(const char* kernel) { return early_launches()[kernel]; }
 
 API cuInit(u32 flags) {
     std::lock_guard<std::mutex> lock(mutex());
@@ -268,7 +281,8 @@ API cuModuleLoadDataEx(Module** module, const void* image, u32, int*, void**) {
     *module = context->modules.make();
     for (auto& [name, info] : parsed.kernels) {
         Function& function = (*module)->functions[name];
-        function.info = info, function.run = kernel_of(name.c_str());
+        function.name = name, function.info = info, function.run = kernel_of(name.c_str());
+        function.waits = is_cubin && parsed.architecture >= 90;
         function.dynamic_max = SHARED_BYTES - std::min(SHARED_BYTES, info.static_shared_bytes);
     }
     return SUCCESS;
@@ -312,20 +326,63 @@ API cuFuncSetAttribute(Function* function, int attribute, int value) {
     return SUCCESS;
 }
 
-API cuLaunchKernel(Function* function, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x, u32 block_y, u32 block_z,
-                   u32 shared, Stream* stream, void** parameters, void** extra) {
-    ENTER;
-    if (!context->streams.has(stream) || !context->has(function)) return INVALID_HANDLE;
-    dim3 grid{grid_x, grid_y, grid_z}, block{block_x, block_y, block_z};
+// Adds a launch to a stream. // early: whether it starts before the earlier kernels have ended
+static int launch(Context& context, Function* function, dim3 grid, dim3 block, u32 shared, Stream* stream,
+                  void** parameters, void** extra, bool early) {
+    if (!context.streams.has(stream) || !context.has(function)) return INVALID_HANDLE;
     if (int code = function->refuses(grid, block, shared)) return code;
     if (!parameters || extra) return INVALID_VALUE;
+    if (early) {
+        // A CUDA driver might let a kernel start early that has no wait; it would compute wrong results.
+        bool supported = context.device->architecture >= 90 && function->waits;
+        bool captured = stream->capture && driver_version() < EARLY_STARTS_VERSION;
+        if (!supported || captured) return NOT_SUPPORTED;
+        early_launches()[function->name]++;
+    }
     // As the CUDA driver does, copy as many bytes as the kernel declares.
     auto* from = static_cast<const u8*>(parameters[0]);
     auto args = std::make_shared<std::vector<u64>>((function->info.param_bytes + 7) / 8);
     memcpy(args->data(), from, function->info.param_bytes);
-    Kernel kernel = function->run;
-    return stream->add([=] {
+    return stream->add([=, &context] {
         void* pointers[1] = {args->data()};
-        return run(kernel, grid, block, shared, pointers);
+        return context.run_kernel(*function, grid, block, shared, pointers, early);
     });
+}
+
+API cuLaunchKernel(Function* function, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x, u32 block_y, u32 block_z,
+                   u32 shared, Stream* stream, void** parameters, void** extra) {
+    ENTER;
+    dim3 grid{grid_x, grid_y, grid_z}, block{block_x, block_y, block_z};
+    return launch(*context, function, grid, block, shared, stream, parameters, extra, false);
+}
+
+// `CUlaunchAttribute` and `CUlaunchConfig`.
+struct LaunchAttribute {
+    int id;
+    u8 padding[4];
+    union {
+        u8 bytes[64];
+        int allowed;
+    };
+};
+struct LaunchConfig {
+    dim3 grid, block;
+    u32 shared;
+    Stream* stream;
+    const LaunchAttribute* attributes;
+    u32 attribute_count;
+};
+
+API cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** parameters, void** extra) {
+    ENTER;
+    if (!config || (config->attribute_count && !config->attributes)) return INVALID_VALUE;
+    bool early = false;
+    for (u32 i = 0; i < config->attribute_count; i++) {
+        const LaunchAttribute& attribute = config->attributes[i];
+        // The engine uses no other attribute.
+        if (attribute.id != PROGRAMMATIC_STREAM_SERIALIZATION || (attribute.allowed & ~1)) return INVALID_VALUE;
+        early = attribute.allowed == 1;
+    }
+    const auto& [grid, block, shared, stream, attributes, count] = *config;
+    return launch(*context, function, grid, block, shared, stream, parameters, extra, early);
 }

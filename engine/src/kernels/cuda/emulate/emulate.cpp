@@ -12,6 +12,8 @@
 //   checks every typed access (-fsanitize=alignment); `check_aligned` checks the other accesses.
 // - An access to unmapped memory ends the launch with ILLEGAL_ADDRESS: `driver.cpp` puts unmapped pages around every
 //   allocation.
+// - With a `Guard`, an access before the wait for earlier kernels ends the launch with LAUNCH_FAILED: until all threads of
+//   a block wait, the pages that kernels have written have no access, and all others cannot be written.
 
 #include <algorithm>
 #include <cstdio>
@@ -46,11 +48,12 @@ struct Copy {
     u32 bytes;
 };
 
-enum class State { Ready, InBlockBarrier, InWarp, Ended };
+enum class State { Ready, InBlockBarrier, InWarp, InWait, Ended };
 
 struct Fiber : Thread {
     void* stack_pointer;
     State state;
+    bool has_waited;  // for earlier kernels
     std::vector<std::vector<Copy>> groups;  // committed groups, oldest first; the last group is open
     std::vector<Copy> unseen;               // copies that products do not see yet
     Warpgroup products;
@@ -65,7 +68,9 @@ Fiber fibers[THREADS_MAX];
 Warp warps[THREADS_MAX / 32];
 u32 arrived_in_warpgroup[THREADS_MAX / WARPGROUP_THREADS];
 void* scheduler_stack_pointer;
-u32 thread_count, live_count, in_barrier_count, shared_size;
+u32 thread_count, live_count, in_barrier_count, in_wait_count, shared_size;
+Guard* guard;        // of the launch, or null
+bool before_wait;    // whether the block starts early and a thread of it has not waited
 // The result of the launch: 0, or the error with which a thread ended it.
 volatile int fault;
 alignas(128) u8 shared_bytes[SHARED_MAX];
@@ -118,9 +123,33 @@ void leave() { emulate_switch(&self().stack_pointer, scheduler_stack_pointer); }
 
 [[noreturn]] void end_at_illegal_address() { end_launch(ILLEGAL_ADDRESS); }
 
+// Sets the access to the memory of the device. Memory that no kernel has written is read-only, so that a first write is
+// noticed.
+void protect(bool is_before_wait) {
+    before_wait = is_before_wait;
+    for (const Region& region : guard->regions) {
+        int written = is_before_wait ? PROT_NONE : PROT_READ | PROT_WRITE;
+        mprotect(region.start, region.bytes, region.written ? written : PROT_READ);
+    }
+}
+
+[[noreturn]] void end_before_wait() {
+    const char* what = current && self().state == State::Ended ? "ends" : "accesses memory";
+    fprintf(stderr, "emulate: a thread of %s %s before it has waited for the earlier kernels\n", guard->kernel, what);
+    end_launch(LAUNCH_FAILED);
+}
+
+Region* region_of(const void* address) {
+    if (!guard) return nullptr;
+    for (Region& region : guard->regions) {
+        if (address >= region.start && address < region.start + region.bytes) return &region;
+    }
+    return nullptr;
+}
+
 struct sigaction signal_action_before;
 
-// Signal handler: a thread that accessed unmapped memory continues in `end_at_illegal_address`.
+// Signal handler: a thread that accessed memory that it may not access continues in a function that ends the launch.
 void on_illegal_access(int signal, siginfo_t* info, void* context) {
     auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
     u8* stack = reinterpret_cast<u8*>(registers[REG_RSP]);
@@ -128,10 +157,16 @@ void on_illegal_access(int signal, siginfo_t* info, void* context) {
         sigaction(signal, &signal_action_before, nullptr);
         return;
     }
-    (void)info;
+    Region* region = region_of(info->si_addr);
+    if (region && !before_wait && !region->written) {
+        // The first write by a kernel; the thread repeats it.
+        region->written = true;
+        mprotect(region->start, region->bytes, PROT_READ | PROT_WRITE);
+        return;
+    }
     // Sets a stack pointer as after a call, below the red zone.
     registers[REG_RSP] = ((registers[REG_RSP] - 256) & ~15ll) - 8;
-    registers[REG_RIP] = reinterpret_cast<greg_t>(end_at_illegal_address);
+    registers[REG_RIP] = reinterpret_cast<greg_t>(region ? end_before_wait : end_at_illegal_address);
 }
 
 // While this object exists, illegal accesses of kernels end the launch instead of the process.
@@ -156,6 +191,7 @@ void release_barrier_if_full() {
 void fiber_main() {
     body(body_args);
     self().state = State::Ended;
+    if (guard && !self().has_waited) end_before_wait();
     live_count--;
     release_barrier_if_full();
     leave();
@@ -167,6 +203,7 @@ void prepare(u32 t) {
     fiber.index = {t % block_size.x, t / block_size.x % block_size.y, t / block_size.x / block_size.y};
     fiber.lane = t % 32;
     fiber.state = State::Ready;
+    fiber.has_waited = false;
     fiber.groups.assign(1, {});
     fiber.unseen.clear();
     fiber.products = {};
@@ -183,7 +220,8 @@ void run_block() {
     memset(shared_bytes, 0xcd, reach);  // garbage
     memset(seen_bytes, 0xcd, reach);
     live_count = thread_count;
-    in_barrier_count = 0;
+    in_barrier_count = in_wait_count = 0;
+    if (guard) protect(guard->starts_early);
     for (u32 t = 0; t < thread_count; t++) prepare(t);
     for (u32 w = 0; w < thread_count / 32; w++) warps[w].arrived = 0;
     for (u32& arrived : arrived_in_warpgroup) arrived = 0;
@@ -223,6 +261,20 @@ void block_barrier() {
     if (self().state == State::InBlockBarrier) leave();
 }
 
+void wait_for_previous() {
+    if (!guard || self().has_waited) return;
+    self().has_waited = true;
+    if (++in_wait_count < thread_count) {
+        self().state = State::InWait;
+        leave();
+        return;
+    }
+    for (u32 t = 0; t < thread_count; t++) {
+        if (fibers[t].state == State::InWait) fibers[t].state = State::Ready;
+    }
+    protect(false);
+}
+
 void warp_operation(WarpOperation run, void* of_lane) {
     u32 first = u32(&self() - fibers) / 32 * 32;
     Warp& warp = warps[first / 32];
@@ -257,6 +309,8 @@ static void show(const Copy& copy) {
 void copy_async(void* to, const void* from, u32 bytes) {
     check_aligned(to, bytes);
     check_aligned(from, bytes);
+    // An access before the wait for earlier kernels is noticed here, not when the copy is carried out.
+    (void)*static_cast<const volatile u8*>(from);
     Copy copy{to, from, bytes};
     if (!copies_early) {
         self().groups.back().push_back(copy);
@@ -362,7 +416,7 @@ Kernel kernel_of(const char* name) {
     return nullptr;
 }
 
-int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args) {
+int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args, Guard* guard_of_launch) {
     static std::mutex one_at_a_time;
     std::lock_guard<std::mutex> lock(one_at_a_time);
     SignalHandler handler;
@@ -372,7 +426,7 @@ int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args) {
         abort();
     }
     grid_size = grid, block_size = block, shared_size = shared;
-    body = kernel, body_args = args, fault = 0;
+    body = kernel, body_args = args, fault = 0, guard = guard_of_launch;
     for (u32 z = 0; z < grid.z && !fault; z++) {
         for (u32 y = 0; y < grid.y && !fault; y++) {
             for (u32 x = 0; x < grid.x && !fault; x++) {
@@ -382,13 +436,18 @@ int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args) {
         }
     }
     current = nullptr;
+    if (guard) {
+        for (const Region& region : guard->regions) mprotect(region.start, region.bytes, PROT_READ | PROT_WRITE);
+    }
     return fault;
 }
 
 }  // namespace emulate
 
+// Every kernel of the tests must wait, but none of them starts early.
 extern "C" int launch(const char* name, const u32 grid[3], const u32 block[3], u32 shared, void** args) {
     emulate::Kernel kernel = emulate::kernel_of(name);
     if (!kernel) return emulate::NOT_FOUND;
-    return emulate::run(kernel, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, args);
+    emulate::Guard guard{name, false, {}};
+    return emulate::run(kernel, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, args, &guard);
 }

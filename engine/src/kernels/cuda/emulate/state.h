@@ -18,13 +18,19 @@ namespace emulate {
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201, NO_BINARY_FOR_GPU = 209, UNSUPPORTED_PTX_VERSION = 222, INVALID_HANDLE = 400,
-    ILLEGAL_STATE = 401, LAUNCH_OUT_OF_RESOURCES = 701, CONTEXT_IS_DESTROYED = 709, CAPTURE_UNSUPPORTED = 900,
-    CAPTURE_INVALIDATED = 901, CAPTURE_WRONG_THREAD = 908,
+    ILLEGAL_STATE = 401, LAUNCH_OUT_OF_RESOURCES = 701, CONTEXT_IS_DESTROYED = 709, NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_WRONG_THREAD = 908,
 };
 constexpr int CAPTURE_THREAD_LOCAL = 1;
+constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
 
-// CUDA 12.1, the oldest driver that accepts the PTX.
-constexpr int DRIVER_VERSION = 12010;
+// CUDA 12.3, the oldest driver whose graphs have kernels that start early. A thread may choose an older one.
+constexpr int EARLY_STARTS_VERSION = 12030;
+inline int& driver_version() {
+    static thread_local int of_thread = EARLY_STARTS_VERSION;
+    return of_thread;
+}
+// Of CUDA 12.1, the oldest driver that the program accepts.
 constexpr u32 PTX_VERSION_MAX = 81;
 // Shared memory of a block that has not opted in to more.
 constexpr u32 SHARED_BYTES = 48 << 10;
@@ -36,6 +42,7 @@ struct Device {
     u32 shared_bytes;  // per block that opted in
     size_t memory_bytes;
     bool refuses_cubins;
+    bool checks_waits = false;  // every launch has a `Guard`
 
     int refuses(const Image& image) const {
         if (image.kernels.empty()) return INVALID_IMAGE;
@@ -60,6 +67,8 @@ const Device DEVICES[] = {
     {"emulated sm_90, misaligned", 90, 2, 227 << 10, 4 * GIB, false},
     {"emulated sm_90, out of bounds", 90, 2, 227 << 10, 4 * GIB, false},
     {"emulated sm_90, released", 90, 2, 227 << 10, 4 * GIB, false},
+    {"emulated sm_90 that checks waits", 90, 2, 227 << 10, 4 * GIB, false, true},
+    {"emulated sm_90, early access", 90, 2, 227 << 10, 4 * GIB, false, true},
 };
 constexpr int DEVICE_COUNT = sizeof DEVICES / sizeof *DEVICES;
 
@@ -98,8 +107,10 @@ struct Event {
 };
 
 struct Function {
+    std::string name;
     KernelInfo info;
     Kernel run;
+    bool waits;       // whether the image has the instructions of overlap
     u32 dynamic_max;  // MAX_DYNAMIC_SHARED_SIZE_BYTES
 
     int refuses(dim3 grid, dim3 block, u32 shared) const {
@@ -146,6 +157,7 @@ struct Context {
     int error = SUCCESS;  // sticky: keeps its value once set
     size_t allocated_bytes = 0;
     std::map<u64, size_t> allocations, pinned;
+    std::set<u64> written;  // allocations that kernels have written; known only where waits are checked
     Handles<Stream> streams;
     Handles<Graph> graphs;
     Handles<GraphExec> graph_execs;
@@ -191,8 +203,24 @@ struct Context {
         u64 mapped = address + rounded - pages(rounded) - PAGE;
         munmap(reinterpret_cast<void*>(mapped), pages(rounded) + 2 * PAGE);
         allocated_bytes -= rounded;
-        allocations.erase(found);
+        allocations.erase(found), written.erase(address);
         return SUCCESS;
+    }
+
+    // Runs a kernel. // early: whether it starts before the earlier kernels have ended
+    int run_kernel(const Function& function, dim3 grid, dim3 block, u32 shared, void** args, bool early) {
+        if (!device->checks_waits) return run(function.run, grid, block, shared, args);
+        Guard guard{function.name.c_str(), early, {}};
+        for (auto& [address, bytes] : allocations) {
+            u64 start = address + bytes - pages(bytes);
+            guard.regions.push_back({reinterpret_cast<u8*>(start), pages(bytes), written.count(address) == 1});
+        }
+        int code = run(function.run, grid, block, shared, args, &guard);
+        size_t index = 0;
+        for (auto& [address, bytes] : allocations) {
+            if (guard.regions[index++].written) written.insert(address);
+        }
+        return code;
     }
 
     bool holds(u64 address, size_t bytes) const {

@@ -21,4 +21,5 @@ int main() {
     test_attention();
     test_head();
     test_draw();
+    test_overlap();
 }

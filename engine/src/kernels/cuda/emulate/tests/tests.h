@@ -8,3 +8,4 @@ void test_group();
 void test_attention();
 void test_head();
 void test_draw();
+void test_overlap();
