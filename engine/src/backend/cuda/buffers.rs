@@ -13,7 +13,9 @@ const SCORES_BYTES: usize = 512 << 20;
 /// Attention warps that a multiprocessor runs at once.
 const WARPS: usize = 16;
 /// Most queries of a warp's task.
-pub const TASK_QUERIES: usize = 8;
+const TASK_QUERIES: usize = 8;
+/// Most queries of a task that is a tile of products.
+const TILE_QUERIES: usize = 64;
 
 /// Largest sizes of one pass; a larger step is split into several passes.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +66,8 @@ pub enum AttentionMode {
     Warps4,
     /// Several rows of a sequence together.
     Warps8,
+    /// Many rows of a sequence together, with int8 keys and values: one block per task. It needs no room for scores.
+    Tiles,
 }
 
 impl AttentionMode {
@@ -72,6 +76,7 @@ impl AttentionMode {
         match self {
             Self::Split | Self::Warps4 => 4,
             Self::Warps8 => TASK_QUERIES,
+            Self::Tiles => TILE_QUERIES,
         }
     }
 }

@@ -35,6 +35,7 @@ modules![
     "activate",
     "attend",
     "attend_split",
+    "attend_tile",
     "digits",
     "embed",
     "embed_ternary",

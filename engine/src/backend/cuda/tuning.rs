@@ -12,7 +12,7 @@ use super::{
     step::CudaBackend,
 };
 use crate::{
-    backend::{Backend as _, Chunk, Logits},
+    backend::{Backend as _, Chunk, Logits, cpu::KvType},
     files::Model,
     measure::{PREFILL_ROWS, Phase, Sequences, Workload},
 };
@@ -28,11 +28,19 @@ pub struct Tuning {
     pub few_rows: usize,
     /// Fewest rows for which linears use the larger tiles.
     pub large_tile_rows: usize,
+    /// Fewest rows of a sequence for which a step's attention over int8 keys and values takes tiles.
+    pub attention_tile_rows: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { split_tasks: 8, one_digit_rows: NEVER, few_rows: 64, large_tile_rows: 512 }
+        Self {
+            split_tasks: 8,
+            one_digit_rows: NEVER,
+            few_rows: 64,
+            large_tile_rows: 512,
+            attention_tile_rows: 16,
+        }
     }
 }
 
@@ -75,33 +83,46 @@ struct Constant {
     name: &'static str,
     values: &'static [usize],
     phase: Phase,
+    /// Type of keys and values with which it matters; `None`: all.
+    kv: Option<KvType>,
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 4] = [
+const CONSTANTS: [Constant; 5] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
         phase: Phase::Decode,
+        kv: None,
         field: |tuning| &mut tuning.split_tasks,
     },
     Constant {
         name: "one_digit_rows",
         values: &[1, 9, 33, 65, NEVER],
         phase: Phase::Decode,
+        kv: None,
         field: |tuning| &mut tuning.one_digit_rows,
     },
     Constant {
         name: "few_rows",
         values: &[8, 16, 32, 64],
         phase: Phase::Prefill,
+        kv: None,
         field: |tuning| &mut tuning.few_rows,
     },
     Constant {
         name: "large_tile_rows",
         values: &[65, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
+        kv: Some(KvType::Q8),
         field: |tuning| &mut tuning.large_tile_rows,
+    },
+    Constant {
+        name: "attention_tile_rows",
+        values: &[2, 16, 64, 256, NEVER],
+        phase: Phase::Prefill,
+        kv: Some(KvType::Q8),
+        field: |tuning| &mut tuning.attention_tile_rows,
     },
 ];
 
@@ -138,7 +159,8 @@ pub(super) fn of_backend(
     let total = workload.batch_max() * workload.prompt_tokens;
     sequences.run_prompts(backend, workload.batch_max(), &mut Logits::default())?;
     let mut trials = Vec::new();
-    for constant in &CONSTANTS {
+    let kv = backend.shape.kv;
+    for constant in CONSTANTS.iter().filter(|constant| constant.kv.is_none_or(|of| of == kv)) {
         let default = *(constant.field)(&mut Tuning::default());
         for &value in constant.values {
             let mut tuning = Tuning::default();

@@ -13,10 +13,11 @@ use super::{
         modules::{MODULES, kernels_of},
         step::CudaBackend,
     },
-    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part, device, load, model, options,
-    part, run, tokens,
+    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part,
+    attention::with_heads,
+    device, load, model, options, part, run, tokens,
 };
-use crate::kernels::Digits;
+use crate::{files::Model, kernels::Digits};
 
 /// Kernels that no step launches: they measure peaks.
 const UNUSED: [&str; 3] = ["peak_read", "peak_mma_s8", "peak_fma_f32"];
@@ -85,9 +86,9 @@ fn listen(
     backend.device = Box::new(Listener { real, launched, fails });
 }
 
-fn launched_by(name: &str, options: CudaOptions) -> Option<BTreeSet<&'static str>> {
+fn launched_by(model: &Model, options: CudaOptions) -> Option<BTreeSet<&'static str>> {
     let limits = Limits { rows: 700, whole: 16, screened: 80, ..Limits::default() };
-    let mut backend = load(&model(name), options, limits)?;
+    let mut backend = load(model, options, limits)?;
     let launched = Arc::<Mutex<BTreeSet<_>>>::default();
     listen(&mut backend, launched.clone(), Arc::default());
     for count in [1, 2, 7, 13, 30, 60, 80] {
@@ -113,13 +114,17 @@ fn launched_kernels_are_the_carried_ones() {
         ("gguf/synth-i2_s-q6k.gguf", KvType::F16, HeadMode::Exact),
         ("bitnet-tiny", KvType::Q8, HeadMode::Q8),
     ] {
-        let Some(some) = launched_by(name, options(kv, head)) else { return };
+        let Some(some) = launched_by(&model(name), options(kv, head)) else { return };
         launched.extend(some);
     }
+    let (_folder, wide) = with_heads(2, 1, 256);
+    launched.extend(launched_by(&wide, options(KvType::Q8, HeadMode::Q8)).expect("as before"));
     for digits in Digits::ALL {
         let options = options(KvType::F16, HeadMode::Exact);
         let options = CudaOptions { activations: Some(digits), ..options };
-        launched.extend(launched_by("qwen3-group-tiny", options).expect("it was emulated before"));
+        launched.extend(
+            launched_by(&model("qwen3-group-tiny"), options).expect("it was emulated before"),
+        );
     }
     // A head in int8 is not screened: it is as small as the copy.
     launched.insert("rescore_i8");

@@ -19,8 +19,13 @@ use crate::{
 #[test]
 fn other_tunings_give_the_same_results() {
     let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
-    let options = options(KvType::F16, HeadMode::Exact);
-    for name in ["bitnet-online-tiny", "qwen3-group-tiny"] {
+    let kinds = [
+        ("bitnet-online-tiny", KvType::F16),
+        ("bitnet-tiny", KvType::Q8),
+        ("qwen3-group-tiny", KvType::F16),
+    ];
+    for (name, kv) in kinds {
+        let options = options(kv, HeadMode::Exact);
         let Some(cuda) = load(&model(name), options, limits) else { return };
         check_tunings(name, cuda);
     }
@@ -28,8 +33,10 @@ fn other_tunings_give_the_same_results() {
 
 fn check_tunings(name: &str, mut cuda: CudaBackend) {
     let blocks = |i: usize| (i * 2 % 88) as u32;
+    // One sequence is long enough for tiles of attention.
     let prompts: Vec<Part> = (0..36)
-        .map(|i| part(&tokens(2 + i % 5, i as u32), 0, blocks(i), LogitsFor::largest(2)))
+        .map(|i| (i, if i == 35 { 20 } else { 2 + i % 5 }))
+        .map(|(i, len)| part(&tokens(len, i as u32), 0, blocks(i), LogitsFor::largest(2)))
         .collect();
     let decodes: Vec<Part> = (0..36)
         .map(|i| part(&[i as u32], 2 + i % 5, blocks(i), LogitsFor::largest(1 + i % 3)))
@@ -46,12 +53,19 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
     };
     let expected = results(Tuning::default());
     for tuning in [
-        Tuning { split_tasks: 0, one_digit_rows: 0, few_rows: 0, large_tile_rows: 0 },
+        Tuning {
+            split_tasks: 0,
+            one_digit_rows: 0,
+            few_rows: 0,
+            large_tile_rows: 0,
+            attention_tile_rows: 0,
+        },
         Tuning {
             split_tasks: 1 << 20,
             one_digit_rows: 1 << 20,
             few_rows: 64,
             large_tile_rows: 1 << 20,
+            attention_tile_rows: 1 << 20,
         },
         Tuning { few_rows: 16, large_tile_rows: 65, ..Tuning::default() },
     ] {
@@ -62,7 +76,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
 #[test]
 fn a_sweep_measures_every_constant() {
     let limits = Limits { rows: 256, whole: 16, screened: 16, ..Limits::default() };
-    let options = options(KvType::F16, HeadMode::Exact);
+    let options = options(KvType::Q8, HeadMode::Exact);
     let Some(mut cuda) = load(&model("bitnet-tiny"), options, limits) else { return };
     let workload = Workload {
         batches: vec![1, 3],
@@ -73,7 +87,9 @@ fn a_sweep_measures_every_constant() {
     };
     let trials = tuning::of_backend(&mut cuda, &workload, 0.0).expect("steps run");
     assert!(trials.iter().all(|trial| trial.tokens_per_s > 0.0), "{trials:?}");
-    for constant in ["split_tasks", "one_digit_rows", "few_rows", "large_tile_rows"] {
+    let constants =
+        ["split_tasks", "one_digit_rows", "few_rows", "large_tile_rows", "attention_tile_rows"];
+    for constant in constants {
         let of: Vec<_> = trials.iter().filter(|trial| trial.constant == constant).collect();
         let is_decode = constant == "split_tasks" || constant == "one_digit_rows";
         assert!(of.iter().all(|trial| (trial.phase == Phase::Decode) == is_decode), "{of:?}");
