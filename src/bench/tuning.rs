@@ -15,13 +15,14 @@ Examples:
   tritmill bench tuning --model /tmp/bitnet-2b --device cuda:0 --batch 64,256 --prompt 512 --json
 
 Loads the model once. Changes one constant at a time and measures decode steps at each batch, or prefill steps:
-  split_tasks      attention tasks per multiprocessor up to which a decode's attention is split over blocks
-  one_digit_rows   rows from which the screen of the head uses one digit instead of two
-  few_rows         rows up to which linears use the kernels for few rows
-  large_tile_rows  rows from which linears use the larger tiles
-  wgmma_rows       rows from which linears use the products of warpgroups of an H100 or H200
-  overlap_rows     rows up to which a kernel may start while the one before it runs
-  step_rows        rows of a prefill step
+  split_tasks          attention tasks per multiprocessor up to which a decode's attention is split over blocks
+  one_digit_rows       rows from which the screen of the head uses one digit instead of two
+  few_rows             rows up to which linears use the kernels for few rows
+  large_tile_rows      rows from which linears use the larger tiles
+  wgmma_rows           rows from which linears use the products of warpgroups of an H100 or H200
+  overlap_rows         rows up to which a kernel may start while the one before it runs
+  attention_tile_rows  rows of a sequence from which attention uses tensor cores, with --kv q8
+  step_rows            rows of a prefill step
 Every value gives the same tokens. An asterisk marks the default.";
 
 /// Arguments of `bench tuning`.

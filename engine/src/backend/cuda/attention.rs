@@ -11,6 +11,10 @@ use crate::backend::cpu::KvType;
 
 /// Warps of a block.
 const ATTENTION_WARPS: usize = 4;
+/// Blocks of tiles that a multiprocessor runs at once.
+const TILE_BLOCKS: usize = 2;
+/// Largest `padded_dim` of the kernel for tiles of narrow heads.
+const TILE_NARROW: usize = 128;
 
 impl Pass<'_> {
     fn pool(&self, layer: usize) -> KvPool {
@@ -57,6 +61,9 @@ impl Pass<'_> {
         };
         let kernel = self.of_kv(["rotate_store_f16", "rotate_store_f32", "rotate_store_q8"]);
         out.push(self.per_row(kernel, Args::of(&args)));
+        if self.bucket.attention == AttentionMode::Tiles {
+            return out.push(self.tile_attention(&attention));
+        }
         let queries = self.bucket.attention.queries();
         let kernel = match self.bucket.attention {
             AttentionMode::Warps8 => self.of_kv(["attend8_f16", "attend8_f32", "attend8_q8"]),
@@ -71,6 +78,23 @@ impl Pass<'_> {
             shared_bytes: (ATTENTION_WARPS * queries * (self.shape.padded_dim + 128) * 4) as u32,
             args: Args::of(&attention),
         });
+    }
+
+    fn tile_attention(&self, attention: &AttentionArgs) -> Launch {
+        let padded_dim = self.shape.padded_dim;
+        let tasks = self.bucket.rows * tasks_of_row(self.shape, AttentionMode::Tiles);
+        let multiprocessors = self.device.properties().multiprocessors as usize;
+        Launch {
+            kernel: if padded_dim > TILE_NARROW {
+                "attend_tile256_q8"
+            } else {
+                "attend_tile128_q8"
+            },
+            grid: grid(tasks.min(TILE_BLOCKS * multiprocessors), 1, 1),
+            threads: 32 * ATTENTION_WARPS as u32,
+            shared_bytes: (3 * 128 * (padded_dim + 8)) as u32,
+            args: Args::of(attention),
+        }
     }
 
     fn split_attention(&self, attention: AttentionArgs, out: &mut Vec<Launch>) {

@@ -15,7 +15,9 @@ const WARPS: usize = 16;
 /// Parts of the vocabulary that blocks weigh one by one.
 pub const REST_PARTS: usize = 16;
 /// Most queries of a warp's task.
-pub const TASK_QUERIES: usize = 8;
+const TASK_QUERIES: usize = 8;
+/// Most queries of a task that is a tile of products.
+const TILE_QUERIES: usize = 64;
 
 /// Largest sizes of one pass; a larger step is split into several passes.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +70,8 @@ pub enum AttentionMode {
     Warps4,
     /// Several rows of a sequence together.
     Warps8,
+    /// Many rows of a sequence together, with int8 keys and values: one block per task. It needs no room for scores.
+    Tiles,
 }
 
 impl AttentionMode {
@@ -76,6 +80,7 @@ impl AttentionMode {
         match self {
             Self::Split | Self::Warps4 => 4,
             Self::Warps8 => TASK_QUERIES,
+            Self::Tiles => TILE_QUERIES,
         }
     }
 }

@@ -174,6 +174,8 @@ fn attention(kernel: &str, load: &Load) -> Cost {
             cost(cached + stored + row_bytes + scores, products)
         }
         _ if kernel.starts_with("attend_values") => cost(cached + row_bytes + scores, products),
+        // Tensor cores multiply both digits of a weight.
+        _ if kernel.starts_with("attend_tile") => cost(2 * cached + 2 * row_bytes, 3 * products),
         // A warp writes its scores to scratch memory and reads them again.
         _ => cost(2 * cached + 2 * row_bytes, 2 * products),
     }

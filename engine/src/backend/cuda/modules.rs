@@ -38,6 +38,7 @@ modules![
     "activate",
     "attend",
     "attend_split",
+    "attend_tile",
     "digits",
     "embed",
     "embed_ternary",

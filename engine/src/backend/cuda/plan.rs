@@ -10,7 +10,7 @@ use super::{
     shape::Shape,
 };
 use crate::{
-    backend::{Chunk, FilteredDraw, Ranking},
+    backend::{Chunk, FilteredDraw, Ranking, cpu::KvType},
     kv::BLOCK_TOKENS,
 };
 
@@ -141,21 +141,25 @@ pub fn wanted(
 }
 
 /// Chooses the attention kernels of a part; also returns the room for scores, in positions. Decodes of at most
-/// `split_tasks_max` tasks are split over blocks.
+/// `split_tasks_max` tasks are split over blocks. With int8 keys and values, parts with `tile_rows` rows of a sequence
+/// take tiles.
 pub fn attention(
     part: &[Piece],
     chunks: &[Chunk<'_>],
     shape: &Shape,
     buffers: &Buffers,
     split_tasks_max: usize,
+    tile_rows: usize,
 ) -> (AttentionMode, usize) {
     let end = |piece: &Piece| chunks[piece.chunk].position + piece.start + piece.len;
     let reach = shape.reach(part.iter().map(end).max().unwrap_or_default());
     let decodes = part.iter().all(|piece| piece.len == 1);
+    let tiles = shape.kv == KvType::Q8 && part.iter().any(|piece| piece.len >= tile_rows);
     let tasks = bucket_of(part.len()) * tasks_of_row(shape, AttentionMode::Split);
     let mode = match decodes {
         true if tasks <= split_tasks_max && buffers.may_split(tasks, reach) => AttentionMode::Split,
         true => AttentionMode::Warps4,
+        false if tiles => AttentionMode::Tiles,
         false => AttentionMode::Warps8,
     };
     (mode, reach)
@@ -211,7 +215,7 @@ impl Image {
             row += piece.len;
         }
         // The longest tasks first, so that short ones fill the end.
-        if bucket.attention == AttentionMode::Warps8 {
+        if matches!(bucket.attention, AttentionMode::Warps8 | AttentionMode::Tiles) {
             tasks.sort_by_key(|task| std::cmp::Reverse(task.position / 256));
         }
         let step = Step {

@@ -154,7 +154,8 @@ impl CudaBackend {
     fn attention(&self, part: &[Piece], chunks: &[Chunk<'_>]) -> (AttentionMode, usize) {
         let multiprocessors = self.device.properties().multiprocessors as usize;
         let tasks_max = self.tuning.split_tasks.saturating_mul(multiprocessors);
-        plan::attention(part, chunks, &self.shape, &self.buffers, tasks_max)
+        let tile_rows = self.tuning.attention_tile_rows;
+        plan::attention(part, chunks, &self.shape, &self.buffers, tasks_max, tile_rows)
     }
 
     /// Runs a part; writes all logits of its whole rows to `all` `(whole, vocab)`.

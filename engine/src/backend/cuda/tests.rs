@@ -1,6 +1,7 @@
 //! Tests on the emulated driver or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real device.
 
 mod ahead;
+mod attention;
 mod biases;
 mod checks;
 mod equality;

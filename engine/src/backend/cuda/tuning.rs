@@ -12,7 +12,7 @@ use super::{
     step::CudaBackend,
 };
 use crate::{
-    backend::{Backend as _, Chunk, Logits},
+    backend::{Backend as _, Chunk, Logits, cpu::KvType},
     files::Model,
     measure::{PREFILL_ROWS, Phase, Sequences, Workload},
 };
@@ -32,6 +32,8 @@ pub struct Tuning {
     pub wgmma_rows: usize,
     /// Most rows of passes in which a kernel may start while the one before it runs.
     pub overlap_rows: usize,
+    /// Fewest rows of a sequence for which a step's attention over int8 keys and values takes tiles.
+    pub attention_tile_rows: usize,
 }
 
 impl Default for Tuning {
@@ -43,6 +45,7 @@ impl Default for Tuning {
             large_tile_rows: 512,
             wgmma_rows: 512,
             overlap_rows: 1,
+            attention_tile_rows: 16,
         }
     }
 }
@@ -86,45 +89,60 @@ struct Constant {
     name: &'static str,
     values: &'static [usize],
     phase: Phase,
+    /// Type of keys and values with which it matters; `None`: all.
+    kv: Option<KvType>,
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 6] = [
+const CONSTANTS: [Constant; 7] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
         phase: Phase::Decode,
+        kv: None,
         field: |tuning| &mut tuning.split_tasks,
     },
     Constant {
         name: "one_digit_rows",
         values: &[1, 9, 33, 65, NEVER],
         phase: Phase::Decode,
+        kv: None,
         field: |tuning| &mut tuning.one_digit_rows,
     },
     Constant {
         name: "few_rows",
         values: &[8, 16, 32, 64],
         phase: Phase::Prefill,
+        kv: None,
         field: |tuning| &mut tuning.few_rows,
     },
     Constant {
         name: "large_tile_rows",
         values: &[65, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
+        kv: None,
         field: |tuning| &mut tuning.large_tile_rows,
     },
     Constant {
         name: "wgmma_rows",
         values: &[128, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
+        kv: None,
         field: |tuning| &mut tuning.wgmma_rows,
     },
     Constant {
         name: "overlap_rows",
         values: &[0, 1, 8, 64, NEVER],
         phase: Phase::Decode,
+        kv: None,
         field: |tuning| &mut tuning.overlap_rows,
+    },
+    Constant {
+        name: "attention_tile_rows",
+        values: &[2, 16, 64, 256, NEVER],
+        phase: Phase::Prefill,
+        kv: Some(KvType::Q8),
+        field: |tuning| &mut tuning.attention_tile_rows,
     },
 ];
 
@@ -161,7 +179,8 @@ pub(super) fn of_backend(
     let total = workload.batch_max() * workload.prompt_tokens;
     sequences.run_prompts(backend, workload.batch_max(), &mut Logits::default())?;
     let mut trials = Vec::new();
-    for constant in &CONSTANTS {
+    let kv = backend.shape.kv;
+    for constant in CONSTANTS.iter().filter(|constant| constant.kv.is_none_or(|of| of == kv)) {
         let default = *(constant.field)(&mut Tuning::default());
         for &value in constant.values {
             let mut tuning = Tuning::default();

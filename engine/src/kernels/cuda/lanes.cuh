@@ -22,10 +22,9 @@ __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff8
 
 // Returns e^x by the polynomial of Cephes, as Lanes::exp. Adding 1.5 · 2^23 rounds to an integer, ties to even, and
 // leaves the integer in the low bits. This takes a fourth of the time of the instructions for rounding and
-// conversion.
-__device__ __forceinline__ float exp_lane(float x) {
+// conversion. x must be within ±87.3.
+__device__ __forceinline__ float exp_in_range(float x) {
     constexpr float WHOLE = 12582912.0f;
-    x = larger(smaller(x, 87.3f), -87.3f);
     float shifted = __fadd_rn(__fmul_rn(x, 1.44269504088896340736f), WHOLE);
     float n = __fsub_rn(shifted, WHOLE);
     float r = __fmaf_rn(n, -0.6933594f, x);
@@ -39,6 +38,9 @@ __device__ __forceinline__ float exp_lane(float x) {
     p = __fmaf_rn(p, __fmul_rn(r, r), __fadd_rn(r, 1.0f));
     return __fmul_rn(p, __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u));
 }
+
+// The same for all x, which it limits to that range.
+__device__ __forceinline__ float exp_lane(float x) { return exp_in_range(larger(smaller(x, 87.3f), -87.3f)); }
 
 // Returns, in each thread, the sum of sixteen lanes that sixteen neighbouring threads hold: lane i + lane i + 8,
 // then + 4, + 2, + 1. All threads of the warp must call it; each half of the warp has its own sum.
@@ -58,9 +60,11 @@ __device__ __forceinline__ float largest_of_warp(float v) {
 // The same for values that are not negative: their bits have the order of the values.
 __device__ __forceinline__ float largest_magnitude_of_warp(float v) { return __uint_as_float(largest_u32_of_warp(__float_as_uint(v))); }
 
-// Returns the scale of int8 numbers of a head, as ops::int8_scale. `largest` is the largest magnitude of the elements
-// that this lane has; all lanes of the warp must call it.
-__device__ __forceinline__ float int8_scale(float largest) { return __fdiv_rn(largest_magnitude_of_warp(larger(largest, 1e-5f)), 127.0f); }
+// Returns the scale of int8 numbers of a head, as ops::int8_scale. `largest` is the largest magnitude of its elements.
+__device__ __forceinline__ float int8_scale_of(float largest) { return __fdiv_rn(larger(largest, 1e-5f), 127.0f); }
+
+// The same; `largest` is the largest magnitude of the elements that this lane has. All lanes of the warp must call it.
+__device__ __forceinline__ float int8_scale(float largest) { return int8_scale_of(largest_magnitude_of_warp(largest)); }
 
 __device__ __forceinline__ i32 sum_of_warp(i32 v) {
     for (u32 width = 16; width > 0; width /= 2) v += __shfl_xor_sync(FULL_WARP, v, width);

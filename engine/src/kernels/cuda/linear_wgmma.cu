@@ -60,7 +60,7 @@ template <class S>
 __device__ __forceinline__ void multiply_by_warpgroups(const uint4* const (&weights)[S::WARP_M], const LinearArgs& args,
                                                        u32 first, u32 count, typename S::Sums& sums) {
     DYNAMIC_SHARED(shared);
-    u8* stages = shared + (0 - shared_address(shared)) % ROWS_BYTES;  // (STAGES, STAGE_BYTES)
+    u8* stages = shared + (0 - address_in_shared(shared)) % ROWS_BYTES;  // (STAGES, STAGE_BYTES)
     UNROLL for (u32 k = 0; k < S::STAGES - 1; k++) {
         if (k < args.k_blocks) fetch_k_block<S>(weights, args, first, count, k, stages + k * S::STAGE_BYTES);
         copy_async_commit();
@@ -76,7 +76,7 @@ __device__ __forceinline__ void multiply_by_warpgroups(const uint4* const (&weig
         UNROLL for (u32 odd = 0; odd < 2; odd++) {
             u32 k = even + odd, ahead = k + S::STAGES - 1;
             if (k >= args.k_blocks) break;
-            u64 rows = descriptor(shared_address(stages + k % S::STAGES * S::STAGE_BYTES));
+            u64 rows = descriptor(address_in_shared(stages + k % S::STAGES * S::STAGE_BYTES));
             wgmma_fence();
             UNROLL for (u32 step = 0; step < STEPS; step++) {
                 UNROLL for (u32 m = 0; m < S::WARP_M; m++) wgmma_s8(sums[m], a[odd][step][m], rows + step * (WGMMA_K / 16));

@@ -4,19 +4,17 @@
 #pragma once
 #include "types.cuh"
 
-// C += A · B, one m16n8k32 product of signed bytes. With g = lane / 4 and t = lane % 4:
-//   A (16 × 32): a[0] row g, a[1] row g + 8, columns 4 t ..; a[2], a[3] the same rows, columns 16 + 4 t ..
-//   B (32 × 8):  b[0] rows 4 t .. of column g; b[1] rows 16 + 4 t ..
-//   C (16 × 8):  c[0], c[1] row g, columns 2 t, 2 t + 1; c[2], c[3] row g + 8
-__device__ __forceinline__ void mma_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #ifdef EMULATE
+// C += A · B for both types of the elements of A.
+template <class Element> void emulate_mma(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     struct Lane {
         i32* c;
         u32 a[4], b[2];
     } mine{c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
     emulate::warp_operation(
         [](void* lanes[32]) {
-            static i8 left[16][32], right[8][32];
+            static Element left[16][32];
+            static i8 right[8][32];
             for (u32 l = 0; l < 32; l++) {
                 const Lane& lane = *static_cast<Lane*>(lanes[l]);
                 u32 g = l / 4, t = l % 4;
@@ -26,7 +24,8 @@ __device__ __forceinline__ void mma_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u
             for (u32 l = 0; l < 32; l++) {
                 const Lane& lane = *static_cast<Lane*>(lanes[l]);
                 for (u32 r = 0; r < 4; r++) {
-                    const i8 *x = left[l / 4 + 8 * (r / 2)], *y = right[l % 4 * 2 + r % 2];
+                    const Element* x = left[l / 4 + 8 * (r / 2)];
+                    const i8* y = right[l % 4 * 2 + r % 2];
                     i32 sum = 0;
                     for (u32 k = 0; k < 32; k++) sum += i32(x[k]) * i32(y[k]);
                     lane.c[r] += sum;
@@ -34,10 +33,67 @@ __device__ __forceinline__ void mma_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u
             }
         },
         &mine);
+}
+#endif
+
+// C += A · B, one m16n8k32 product of signed bytes. With g = lane / 4 and t = lane % 4:
+//   A (16 × 32): a[0] row g, a[1] row g + 8, columns 4 t ..; a[2], a[3] the same rows, columns 16 + 4 t ..
+//   B (32 × 8):  b[0] rows 4 t .. of column g; b[1] rows 16 + 4 t ..
+//   C (16 × 8):  c[0], c[1] row g, columns 2 t, 2 t + 1; c[2], c[3] row g + 8
+__device__ __forceinline__ void mma_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#ifdef EMULATE
+    emulate_mma<i8>(c, a, b0, b1);
 #else
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// The same with unsigned bytes in A.
+__device__ __forceinline__ void mma_u8_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#ifdef EMULATE
+    emulate_mma<u8>(c, a, b0, b1);
+#else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// An address in shared memory, as load_matrices takes it; an offset in bytes can be added.
+#ifdef EMULATE
+typedef const u8* SharedAddress;
+inline SharedAddress shared_address(const u8* at) { return at; }
+#else
+typedef u32 SharedAddress;
+__device__ __forceinline__ SharedAddress shared_address(const u8* at) { return u32(__cvta_generic_to_shared(at)); }
+#endif
+
+// Loads four matrices of eight rows by sixteen bytes from shared memory. Lane l gives the address of row l % 8 of matrix
+// l / 8, and gets bytes 4 (l % 4) .. of row l / 4 of each: with elements in rows, the B of mma_s8.
+__device__ __forceinline__ void load_matrices(u32 (&out)[4], SharedAddress row) {
+#ifdef EMULATE
+    struct Lane {
+        u32* out;
+        const u8* row;
+    } mine{out, row};
+    emulate::check_aligned(row, 16);
+    emulate::warp_operation(
+        [](void* lanes[32]) {
+            for (u32 l = 0; l < 32; l++) {
+                for (u32 m = 0; m < 4; m++) {
+                    const Lane& of_row = *static_cast<Lane*>(lanes[8 * m + l / 4]);
+                    memcpy(&static_cast<Lane*>(lanes[l])->out[m], of_row.row + l % 4 * 4, 4);
+                }
+            }
+        },
+        &mine);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(row)
+                 : "memory");
 #endif
 }
 

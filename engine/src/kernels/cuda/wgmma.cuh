@@ -18,7 +18,7 @@ constexpr u32 WGMMA_K = 32;
 constexpr u32 ROWS_BYTES = 8 * K_BLOCK;
 
 // Returns the address of a place in the shared memory of the block.
-__device__ __forceinline__ u32 shared_address(const void* at) {
+__device__ __forceinline__ u32 address_in_shared(const void* at) {
 #ifdef EMULATE
     return emulate::shared_address(at);
 #else

@@ -16,11 +16,13 @@ use super::{
         step::CudaBackend,
         tuning::Tuning,
     },
-    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part, device, emulated_device, load,
-    model, options, ordinals, part, run, tokens,
+    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part,
+    attention::with_heads,
+    device, emulated_device, load, model, options, ordinals, part, run, tokens,
 };
 use crate::{
     backend::{FilteredDraw, Noise, Ranking, ScaledNoise},
+    files::Model,
     kernels::Digits,
 };
 
@@ -97,9 +99,9 @@ fn listen(
     backend.device = Box::new(Listener { real, launched, fails });
 }
 
-fn launched_by(name: &str, options: CudaOptions) -> Option<BTreeSet<&'static str>> {
+fn launched_by(model: &Model, options: CudaOptions) -> Option<BTreeSet<&'static str>> {
     let limits = Limits { rows: 700, whole: 16, screened: 80, ..Limits::default() };
-    let mut backend = load(&model(name), options, limits)?;
+    let mut backend = load(model, options, limits)?;
     let launched = Arc::<Mutex<BTreeSet<_>>>::default();
     listen(&mut backend, launched.clone(), Arc::default());
     for count in [1, 2, 7, 13, 30, 60, 80] {
@@ -138,13 +140,17 @@ fn launched_kernels_are_the_carried_ones() {
         ("gguf/synth-i2_s-q6k.gguf", KvType::F16, HeadMode::Exact),
         ("bitnet-tiny", KvType::Q8, HeadMode::Q8),
     ] {
-        let Some(some) = launched_by(name, options(kv, head)) else { return };
+        let Some(some) = launched_by(&model(name), options(kv, head)) else { return };
         launched.extend(some);
     }
+    let (_folder, wide) = with_heads(2, 1, 256);
+    launched.extend(launched_by(&wide, options(KvType::Q8, HeadMode::Q8)).expect("as before"));
     for digits in Digits::ALL {
         let options = options(KvType::F16, HeadMode::Exact);
         let options = CudaOptions { activations: Some(digits), ..options };
-        launched.extend(launched_by("qwen3-group-tiny", options).expect("it was emulated before"));
+        launched.extend(
+            launched_by(&model("qwen3-group-tiny"), options).expect("it was emulated before"),
+        );
     }
     // A head in int8 is not screened: it is as small as the copy.
     launched.insert("rescore_i8");

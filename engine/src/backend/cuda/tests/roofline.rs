@@ -11,13 +11,13 @@ use crate::{
     measure::{Phase, Workload},
 };
 
-fn measured(name: &str, kv: KvType, batches: &[usize]) -> Option<Vec<StepTimes>> {
+fn measured(name: &str, kv: KvType, batches: &[usize], prompt: usize) -> Option<Vec<StepTimes>> {
     let options = options(kv, HeadMode::Exact);
     let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
     let mut backend = load(&model(name), options, limits)?;
     let workload = Workload {
         batches: batches.to_vec(),
-        prompt_tokens: 5,
+        prompt_tokens: prompt,
         generate_tokens: 1,
         logits: LogitsFor::largest(1),
         repetitions: 1,
@@ -41,7 +41,7 @@ fn measured(name: &str, kv: KvType, batches: &[usize]) -> Option<Vec<StepTimes>>
 #[test]
 fn every_kernel_of_a_step_is_measured() {
     for name in ["bitnet-tiny", "llama-norm-tiny", "qwen3-group-tiny"] {
-        let Some(steps) = measured(name, KvType::F16, &[1, 3]) else { return };
+        let Some(steps) = measured(name, KvType::F16, &[1, 3], 5) else { return };
         let kinds: Vec<_> = steps.iter().map(|step| (step.phase, step.rows)).collect();
         let decodes = [1, 3].map(|batch| (Phase::Decode, batch));
         assert_eq!(kinds, [&decodes[..], &[(Phase::Prefill, 15)]].concat(), "{name}");
@@ -57,7 +57,7 @@ fn every_kernel_of_a_step_is_measured() {
 /// Expected costs are computed by hand, for a linear of several matrices and for attention.
 #[test]
 fn costs_match_those_computed_by_hand() {
-    let Some(steps) = measured("bitnet-tiny", KvType::F16, &[3]) else { return };
+    let Some(steps) = measured("bitnet-tiny", KvType::F16, &[3], 5) else { return };
     let model = model("bitnet-tiny");
     let config = model.config();
     let (width, keys) = (config.hidden_size, config.kv_head_count * config.head_dim);
@@ -81,14 +81,14 @@ fn costs_match_those_computed_by_hand() {
         f32: 2 * seen * queries,
     };
     assert_eq!(values.expect("attention of few sequences is split").cost, expected);
-    let Some(steps) = measured("bitnet-tiny", KvType::Q8, &[3]) else { return };
-    check_int8_attention(&steps, seen, config);
+    let Some(steps) = measured("bitnet-tiny", KvType::Q8, &[3], 17) else { return };
+    check_int8_attention(&steps, config);
 }
 
 /// Two digits, and a head that is such a linear: of the rows that need its logits.
 #[test]
 fn costs_with_scales_of_groups_match_those_computed_by_hand() {
-    let Some(steps) = measured("qwen3-group-tiny", KvType::F16, &[3]) else { return };
+    let Some(steps) = measured("qwen3-group-tiny", KvType::F16, &[3], 5) else { return };
     let model = model("qwen3-group-tiny");
     let config = model.config();
     let (cols, groups) = (config.hidden_size, config.hidden_size / 128);
@@ -105,14 +105,26 @@ fn costs_with_scales_of_groups_match_those_computed_by_hand() {
     }
 }
 
-fn check_int8_attention(steps: &[StepTimes], seen: usize, config: &ModelConfig) {
+/// Three prompts of 17 tokens, and the decoded token of each.
+fn check_int8_attention(steps: &[StepTimes], config: &ModelConfig) {
     let (queries, heads) = (config.head_count * config.head_dim, config.head_count);
     let keys = config.kv_head_count * config.head_dim;
-    let values = steps[0].kernels.iter().find(|k| k.kernel.starts_with("attend_values"));
+    let of_position = keys + 4 * config.kv_head_count;
+    let kernel = |step: usize, kernel| steps[step].kernels.iter().find(|k| k.kernel == kernel);
+    let seen = 3 * 18;
     let expected = Cost {
-        bytes: seen * (keys + 4 * config.kv_head_count) + 3 * queries * 4 + seen * heads * 4,
+        bytes: seen * of_position + 3 * queries * 4 + seen * heads * 4,
         int8: 2 * seen * queries,
         f32: 0,
     };
+    let values = kernel(0, "attend_values_q8");
     assert_eq!(values.expect("attention of few sequences is split").cost, expected);
+    let (rows, seen) = (3 * 17, 3 * (1..=17).sum::<usize>());
+    let expected = Cost {
+        bytes: 2 * rows * of_position + 2 * rows * queries * 4,
+        int8: (2 + 2 * 2) * seen * queries,
+        f32: 0,
+    };
+    let tiles = kernel(1, "attend_tile128_q8");
+    assert_eq!(tiles.expect("a prompt of 17 tokens takes tiles").cost, expected);
 }

@@ -19,8 +19,13 @@ use crate::{
 #[test]
 fn other_tunings_give_the_same_results() {
     let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
-    let options = options(KvType::F16, HeadMode::Exact);
-    for name in ["bitnet-online-tiny", "qwen3-group-tiny"] {
+    let kinds = [
+        ("bitnet-online-tiny", KvType::F16),
+        ("bitnet-tiny", KvType::Q8),
+        ("qwen3-group-tiny", KvType::F16),
+    ];
+    for (name, kv) in kinds {
+        let options = options(kv, HeadMode::Exact);
         let Some(cuda) = load(&model(name), options, limits) else { return };
         check_tunings(name, cuda);
     }
@@ -28,8 +33,10 @@ fn other_tunings_give_the_same_results() {
 
 fn check_tunings(name: &str, mut cuda: CudaBackend) {
     let blocks = |i: usize| (i * 2 % 88) as u32;
+    // One sequence is long enough for tiles of attention.
     let prompts: Vec<Part> = (0..36)
-        .map(|i| part(&tokens(2 + i % 5, i as u32), 0, blocks(i), LogitsFor::largest(2)))
+        .map(|i| (i, if i == 35 { 20 } else { 2 + i % 5 }))
+        .map(|(i, len)| part(&tokens(len, i as u32), 0, blocks(i), LogitsFor::largest(2)))
         .collect();
     let decodes: Vec<Part> = (0..36)
         .map(|i| part(&[i as u32], 2 + i % 5, blocks(i), LogitsFor::largest(1 + i % 3)))
@@ -53,6 +60,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
         large_tile_rows: 0,
         wgmma_rows: never,
         overlap_rows: 0,
+        attention_tile_rows: 0,
     };
     let most = Tuning {
         split_tasks: never,
@@ -61,6 +69,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
         large_tile_rows: never,
         wgmma_rows: never,
         overlap_rows: never,
+        attention_tile_rows: never,
     };
     for tuning in [
         none,
@@ -76,7 +85,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
 #[test]
 fn a_sweep_measures_every_constant() {
     let limits = Limits { rows: 256, whole: 16, screened: 16, ..Limits::default() };
-    let options = options(KvType::F16, HeadMode::Exact);
+    let options = options(KvType::Q8, HeadMode::Exact);
     let Some(mut cuda) = load(&model("bitnet-tiny"), options, limits) else { return };
     let workload = Workload {
         batches: vec![1, 3],
@@ -94,6 +103,7 @@ fn a_sweep_measures_every_constant() {
         "large_tile_rows",
         "wgmma_rows",
         "overlap_rows",
+        "attention_tile_rows",
     ];
     for constant in names {
         let of: Vec<_> = trials.iter().filter(|trial| trial.constant == constant).collect();

@@ -125,6 +125,14 @@ inline u32 atomicAdd(u32* at, u32 value) {
     return before;
 }
 
+// Returns four of the eight bytes of x and y; each nibble of `selector` is the number of one.
+inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
+    u64 bytes = u64(y) << 32 | x;
+    u32 out = 0;
+    for (u32 i = 0; i < 4; i++) out |= u32(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+    return out;
+}
+
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -5,6 +5,7 @@
 #include "activate.cu"
 #include "attend.cu"
 #include "attend_split.cu"
+#include "attend_tile.cu"
 #include "digits.cu"
 #include "embed.cu"
 #include "embed_ternary.cu"
@@ -76,6 +77,8 @@ static const Entry ENTRIES[] = {
     ENTRY(AttentionArgs, attend8_f16),
     ENTRY(AttentionArgs, attend8_f32),
     ENTRY(AttentionArgs, attend8_q8),
+    ENTRY(AttentionArgs, attend_tile128_q8),
+    ENTRY(AttentionArgs, attend_tile256_q8),
     ENTRY(RotateScoresArgs, rotate_scores_f16),
     ENTRY(RotateScoresArgs, rotate_scores_f32),
     ENTRY(RotateScoresArgs, rotate_scores_q8),

@@ -232,6 +232,22 @@ struct Setup {
     }
 };
 
+// Compares attend_tile*_q8 on a step whose keys and values are in the pool; tasks have 64 queries or fewer.
+void check_tiles(Setup& device, const vector<float>& attended, const std::string& what) {
+    u32 padded_dim = device.padded_dim, head_dim = device.shape.head_dim;
+    for (u32 variant = 0; variant < 3; variant++) {
+        auto tasks = device.tasks(variant == 1 ? 23 : 64, 99);
+        device.step.tasks = u32(tasks.size());
+        tasks.resize(tasks.size() + 2);
+        vector<float> out(attended.size(), NAN);
+        AttentionArgs args{&device.step, tasks.data(), device.blocks.data(), device.queries.data(), out.data(), nullptr, nullptr,
+                           device.pool(), 0, 1.0f / sqrtf(float(head_dim))};
+        const char* kernel = variant == 2 || padded_dim > 128 ? "attend_tile256_q8" : "attend_tile128_q8";
+        run(kernel, {1 + 2 * variant, 1, 1}, 128, 3 * 128 * (padded_dim + 8), args);
+        expect_same(out, attended, kernel + (", variant " + std::to_string(variant)) + what);
+    }
+}
+
 void check(Shape shape, Kv kv, const vector<std::pair<u32, u32>>& spans) {
     Setup device(shape, kv, spans, 7 + shape.head_dim), want(shape, kv, spans, 7 + shape.head_dim);
     std::string suffix = kv == Kv::F16 ? "_f16" : kv == Kv::F32 ? "_f32" : "_q8";
@@ -273,6 +289,7 @@ void check(Shape shape, Kv kv, const vector<std::pair<u32, u32>>& spans) {
         }
         expect_same(out, attended, "attention variant " + std::to_string(variant) + what);
     }
+    if (kv == Kv::Q8) check_tiles(device, attended, what);
 }
 
 void attention() {
@@ -290,6 +307,31 @@ void attention() {
     }
 }
 
+// Groups of all sizes and elements that are odd multiples of 16, with tasks that begin inside a block or end after the
+// first position of a segment.
+void tiles() {
+    check({5, 1, 112}, Kv::Q8, {{0, 140}, {7, 1}});
+    check({8, 1, 48}, Kv::Q8, {{120, 30}, {250, 12}});
+    check({4, 4, 96}, Kv::Q8, {{100, 29}, {255, 70}});
+    check({16, 2, 144}, Kv::Q8, {{127, 3}, {370, 20}});
+    check({70, 1, 16}, Kv::Q8, {{13, 5}, {128, 1}});
+    // Tasks that leave warps idle; these copy the next task early.
+    check({2, 1, 256}, Kv::Q8, {{190, 3}, {200, 2}});
+}
+
+// One position has nearly all the weight and values of zero, so the outputs are those of weights near 1e-30.
+void least_factors() {
+    Setup device({1, 1, 16}, Kv::Q8, {{130, 1}}, 1);
+    for (u32 p = 0; p <= 130; p++) {
+        vector<float> key(16, 0.0f), value(16, p == 0 ? 0.0f : float(p));
+        if (p == 0) key[0] = 10.0f;
+        device.write(device.blocks[p / 16], p % 16, key, value);
+    }
+    device.queries.assign(16, 0.0f);
+    device.queries[0] = 28.0f;
+    check_tiles(device, device.attention(), "_q8, least factors");
+}
+
 // Compares exponentials for every 997th float.
 void exponentials() {
     for (u64 bits = 0; bits < 1ull << 32; bits += 997) {
@@ -303,5 +345,7 @@ void exponentials() {
 
 void test_attention() {
     test("attention", attention);
+    test("attention by tiles", tiles);
+    test("least factors", least_factors);
     test("exponentials", exponentials);
 }
