@@ -154,6 +154,9 @@ fn launched_kernels_are_the_carried_ones() {
     }
     // A head in int8 is not screened: it is as small as the copy.
     launched.insert("rescore_i8");
+    // These models' gates fill the two multiprocessors of the emulated device with larger blocks; the test at load
+    // runs the smaller ones.
+    launched.insert("gate_wgmma64");
     assert_eq!(launched, carried);
 }
 

@@ -11,7 +11,7 @@ use super::{
         args::{EmbedArgs, LinearArgs, PeakArgs, Segment, Step},
         device::{Args, Device as _, DeviceError, Launch, Part},
         driver::{self, Driver},
-        modules::{MODULES, kernels_of},
+        modules::{EXTRAS, MODULES, kernels_of},
     },
     emulated_device, ordinals,
 };
@@ -126,12 +126,17 @@ fn grids_and_blocks_have_limits() {
 fn every_kernel_fits_the_registers_of_a_multiprocessor() {
     let Some(_device) = emulated_device(ordinals::SM_90) else { return };
     let mut counted = 0;
-    for module in MODULES {
-        for (kind, image) in module.images((9, 0)) {
+    let of_modules = MODULES.iter().map(|module| {
+        let kernels: Vec<&str> = kernels_of(module.ptx).collect();
+        (kernels, module.images((9, 0)))
+    });
+    let of_extras = EXTRAS.iter().map(|extra| (extra.kernels.to_vec(), extra.images((9, 0))));
+    for (kernels, images) in of_modules.chain(of_extras) {
+        for (kind, image) in images {
             // SAFETY: a context is current; images are complete.
             let loaded = unsafe { result::module::load_data(image.as_ptr().cast()) };
             let loaded = loaded.expect("the image loads");
-            for kernel in kernels_of(module.ptx) {
+            for &kernel in &kernels {
                 let name = std::ffi::CString::new(kernel).expect("names have no zeros");
                 // SAFETY: the module is loaded.
                 let attribute = |attribute| unsafe {
