@@ -14,17 +14,24 @@ use super::{
         args::{LinearArgs, PeakArgs, Segment, Step},
         device::{Args, Device as _, Launch, Part as Read},
         emulated,
-        modules::{CUBIN, MODULES, kernels_of},
+        modules::{CUBIN, EXTRAS, MODULES, kernels_of},
         start,
         step::CudaBackend,
         tuning::Tuning,
+        warpgroups,
     },
-    CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part, emulated_device,
+    CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part,
+    attention::with_heads,
+    emulated_device,
     equality::{check, on_cpu},
     groups::with_digits,
-    model, options, ordinals, part, tokens_of,
+    model, options, ordinals, part, run, tokens_of,
 };
-use crate::{backend::Backend, files::Model, kernels::Digits};
+use crate::{
+    backend::{Backend, FilteredDraw, Noise, Ranking, ScaledNoise},
+    files::Model,
+    kernels::Digits,
+};
 
 /// More rows than any step has.
 const ALL: usize = 1 << 20;
@@ -33,7 +40,13 @@ const ALL: usize = 1 << 20;
 const TUNINGS: [fn(Tuning) -> Tuning; 3] = [
     |default| default,
     |default| Tuning { few_rows: 0, large_tile_rows: 0, split_tasks: 0, ..default },
-    |default| Tuning { few_rows: 0, large_tile_rows: ALL, split_tasks: 0, ..default },
+    |default| Tuning {
+        few_rows: 0,
+        large_tile_rows: ALL,
+        split_tasks: 0,
+        attention_tile_rows: ALL,
+        ..default
+    },
 ];
 
 fn load(model: &Model, options: CudaOptions, ordinal: usize) -> Option<CudaBackend> {
@@ -69,6 +82,10 @@ fn check_steps(
             (0..count).map(|i| part(&[7 + i], 1, 2 + 2 * i, logits(i as usize))).collect();
         check(&format!("{what}: {count} decodes"), cpu, cuda, &decodes);
     }
+    let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
+    let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
+    let draws = LogitsFor::Largest(Ranking { draw: Some(draw), ..Ranking::largest(1) });
+    run(cuda, &[part(&all[..1], 0, 0, draws)]);
 }
 
 /// Runs a model with every tuning; returns the kernels that have started early.
@@ -78,6 +95,8 @@ fn check_model(model: &Arc<Model>, options: CudaOptions) -> Option<BTreeSet<&'st
     for (index, of) in TUNINGS.into_iter().enumerate() {
         let tuning = of(Tuning { overlap_rows: ALL, ..Tuning::default() });
         cuda.set_tuning(tuning).expect("the device works");
+        // It compares all products of warpgroups, which overlap here, too.
+        warpgroups::choose(&mut cuda).expect("the device works");
         let what = format!("{}, {options:?}, tuning {index}", model.name());
         let counts: &[u32] = if index == 0 { &[8, 12, 24, 40] } else { &[8] };
         check_steps(&what, model, counts, cpu.as_mut(), &mut cuda);
@@ -86,7 +105,8 @@ fn check_model(model: &Arc<Model>, options: CudaOptions) -> Option<BTreeSet<&'st
 }
 
 fn carried() -> impl Iterator<Item = &'static str> {
-    MODULES.iter().flat_map(|module| kernels_of(module.ptx))
+    let extras = EXTRAS.iter().flat_map(|extra| extra.kernels.iter().copied());
+    MODULES.iter().flat_map(|module| kernels_of(module.ptx)).chain(extras)
 }
 
 #[test]
@@ -106,6 +126,9 @@ fn every_kernel_waits_before_it_touches_what_earlier_ones_do() {
         let options = with_digits(digits, KvType::F16);
         early.extend(check_model(&model("qwen3-group-tiny"), options).expect("it was emulated"));
     }
+    let (_folder, wide) = with_heads(2, 1, 256);
+    let options = options(KvType::Q8, HeadMode::Exact);
+    early.extend(check_model(&wide, options).expect("it was emulated"));
     // The first kernel of a pass, and those that no step launches.
     early.extend(["embed", "embed_ternary", "peak_read", "peak_mma_s8", "peak_fma_f32"]);
     // A head in int8 is not screened: it is as small as the copy.
@@ -318,7 +341,9 @@ fn code_of(cubin: &'static [u8]) -> impl Iterator<Item = (&'static str, &'static
 #[test]
 fn machine_code_waits_before_it_accesses_memory() {
     let mut kernels = 0;
-    for (kernel, code) in MODULES.iter().flat_map(|module| code_of(module.cubin)) {
+    let cubins = MODULES.iter().map(|module| module.cubin);
+    let cubins = cubins.chain(EXTRAS.iter().map(|extra| extra.cubin));
+    for (kernel, code) in cubins.flat_map(code_of) {
         let words = code.chunks_exact(16).map(|instruction| {
             u64::from_le_bytes(instruction[..8].try_into().expect("eight of sixteen bytes"))
         });
