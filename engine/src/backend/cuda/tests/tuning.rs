@@ -53,15 +53,6 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
     };
     let expected = results(Tuning::default());
     let never = 1 << 20;
-    let none = Tuning {
-        split_tasks: 0,
-        one_digit_rows: 0,
-        few_rows: 0,
-        large_tile_rows: 0,
-        wgmma_rows: never,
-        overlap_rows: 0,
-        attention_tile_rows: 0,
-    };
     let most = Tuning {
         split_tasks: never,
         one_digit_rows: never,
@@ -72,11 +63,17 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
         attention_tile_rows: never,
     };
     for tuning in [
-        none,
+        Tuning {
+            split_tasks: 0,
+            one_digit_rows: 0,
+            few_rows: 0,
+            large_tile_rows: 0,
+            wgmma_rows: 0,
+            overlap_rows: 0,
+            attention_tile_rows: 0,
+        },
         most,
         Tuning { few_rows: 16, large_tile_rows: 65, ..most },
-        Tuning { wgmma_rows: 0, ..none },
-        Tuning { wgmma_rows: 65, ..most },
     ] {
         assert_eq!(results(tuning), expected, "{name}: {tuning:?}");
     }

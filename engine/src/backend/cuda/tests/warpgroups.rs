@@ -1,5 +1,7 @@
 //! Devices on which the kernels with products of warpgroups fail.
 
+use std::sync::{Arc, Mutex};
+
 use super::{
     super::{
         args::LinearArgs,
@@ -25,11 +27,13 @@ enum Fault {
     Sticky,
 }
 
+/// A kernel and its fault.
+type InKernel = (&'static str, Fault);
+
 /// A device with a fault in one kernel.
 struct Faulty {
     real: Box<dyn Device>,
-    kernel: &'static str,
-    fault: Fault,
+    fault: Arc<Mutex<InKernel>>,
 }
 
 impl Device for Faulty {
@@ -59,8 +63,9 @@ impl Device for Faulty {
     }
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         let (doing, code) = ("launching a kernel", "CUDA_ERROR".to_owned());
-        match self.fault {
-            _ if launch.kernel != self.kernel => self.real.launch(launch),
+        let (kernel, fault) = *self.fault.lock().expect("no thread panicked");
+        match fault {
+            _ if launch.kernel != kernel => self.real.launch(launch),
             Fault::Output => {
                 self.real.launch(launch)?;
                 let out = launch.args.get::<LinearArgs>().segments[0].out;
@@ -85,27 +90,29 @@ impl Device for Faulty {
     }
 }
 
-/// Returns whether later steps use the kernels, after a test at load in which one has a fault.
-fn chosen_with(kernel: &'static str, fault: Fault) -> Option<Result<bool, DeviceError>> {
-    let mut cuda = load(&model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact), small())?;
-    if !cuda.state.has_warpgroups {
-        return None;
-    }
-    let real = cuda.device;
-    cuda.device = Box::new(Faulty { real, kernel, fault });
-    Some(warpgroups::choose(&mut cuda).map(|()| cuda.state.has_warpgroups))
-}
-
 #[test]
 fn wrong_or_refused_products_of_warpgroups_are_not_used() {
+    let model = model("bitnet-tiny");
+    let Some(mut cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else {
+        return;
+    };
+    if !cuda.state.has_warpgroups {
+        return;
+    }
+    let fault = Arc::new(Mutex::new(("none", Fault::Nothing)));
+    cuda.device = Box::new(Faulty { real: cuda.device, fault: fault.clone() });
+    let mut chosen_with = |in_kernel: InKernel| {
+        *fault.lock().expect("no thread panicked") = in_kernel;
+        warpgroups::choose(&mut cuda).map(|()| cuda.state.has_warpgroups)
+    };
     for kernel in EXTRAS.iter().flat_map(|extra| extra.kernels) {
         for fault in [Fault::Output, Fault::Nothing, Fault::Refusal] {
-            let Some(chosen) = chosen_with(kernel, fault) else { return };
+            let chosen = chosen_with((kernel, fault));
             assert!(matches!(chosen, Ok(false)), "{kernel}, {fault:?}: {chosen:?}");
         }
     }
-    let chosen = chosen_with("none of them", Fault::Sticky).expect("there was a device");
+    let chosen = chosen_with(("none", Fault::Sticky));
     assert!(matches!(chosen, Ok(true)), "{chosen:?}");
-    let lost = chosen_with("linear_wgmma64", Fault::Sticky).expect("there was a device");
+    let lost = chosen_with(("linear_wgmma64", Fault::Sticky));
     assert!(matches!(lost, Err(DeviceError::Sticky { .. })), "{lost:?}");
 }
