@@ -6,8 +6,8 @@ use super::{Place, Target, list, number, targets_table};
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
     let words = place.sizes(
-        "bench sampling --batch 1,64 --generate 64 --kv-memory 2048",
-        "bench sampling --batch 2 --prompt 4 --generate 4 --repetitions 1 --kv-memory 8",
+        "bench sampling --batch 1,64 --generate 64",
+        "bench sampling --batch 2 --prompt 4 --generate 4 --repetitions 1",
     );
     let mut text = "| parameters | batch | tokens/s | of greedy | draws from all logits |\n\
                     | --- | --- | --- | --- | --- |\n"
