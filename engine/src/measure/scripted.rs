@@ -83,6 +83,14 @@ impl Backend for Scripted {
         Ok(())
     }
 
+    fn is_running(&self) -> bool {
+        self.inner.is_running()
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        self.inner.wait()
+    }
+
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         self.inner.copy_block(from, to)
     }

@@ -6,9 +6,9 @@
 // the order ORDER_WGMMA, so that 32 of their bytes meet the columns of a fragment. At 256 × 128 a k block takes 4.2 M
 // multiply-adds for 24 KiB read.
 //
-// A product of two k steps is in progress while the codes of the next one are expanded: the registers of A alternate. Stages
-// of shared memory alternate, too. The fetch after the barrier of k block k writes the stage of k block k − 2, whose
-// products every thread has waited for before that barrier.
+// While the products of a k block are in progress, the codes of the next one are expanded: the registers of A alternate. The
+// fetch after the barrier in the turn of k block k writes the stage of k block k − 1, whose products every thread has waited
+// for before that barrier.
 
 #include "linear_many.cuh"
 #include "wgmma.cuh"
@@ -16,6 +16,7 @@
 // Products that a k block takes one after another.
 constexpr u32 STEPS = K_BLOCK / WGMMA_K;
 
+// AHEAD: whether all codes are expanded before the wait, for which 64 tokens in two blocks leave too few registers.
 template <int TOKENS_, bool AHEAD_> struct Warpgroups {
     static constexpr bool AHEAD = AHEAD_;
     static constexpr u32 TOKENS = TOKENS_, THREADS = 2 * WARPGROUP, STAGES = 6;
