@@ -80,9 +80,17 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
         if (filter.top_k == 0 && filter.top_p == 1.0f && filter.min_p == 0.0f) filter.min_p = 0.1f;
         filter.reach = rankings[r].temperature * (filter.top_p < 1.0f ? 13.0f : -logf(filter.min_p) * 1.0001f);
         logits[r] = some_logits(random, vocab, random.below(4));
-        digit_rows[r] = {1.0f, std::array<float, 4>{1.0f, 4.0f, 12.0f, 25.0f}[r % 4], 0.0f, 0};
+        // Nearly equal logits in twenty groups, with a threshold above most of them.
+        bool is_close = !exact && r % 6 == 1;
+        if (is_close) {
+            for (u32 v = 0; v < vocab; v++) logits[r][v] = v % 16 == 3 && v / 16 < 20 ? 10.0f - 0.01f * (v / 16) : -20.0f;
+            rankings[r].temperature = 1.0f;
+            filter = {1, 0, 0.6f, 0.0f, 13.0f};
+        }
+        digit_rows[r] = {1.0f, is_close ? 10.0f : std::array<float, 4>{1.0f, 4.0f, 12.0f, 25.0f}[r % 4], 0.0f, 0};
         for (u32 v = 0; v < vocab; v++) {
             float off = exact ? 0.0f : 0.99f * unit(random) * digit_rows[r].by_error * errors[v];
+            if (is_close) off = v == 3 ? 9.9f * errors[v] : 0.0f;
             values[size_t(r) * groups * 16 + v] = logits[r][v] + off;
         }
     }
