@@ -6,7 +6,7 @@ use crate::formats::memory::AlignedBytes;
 
 /// Compute capability that the cubins are for; they run on no other.
 const CUBIN_CAPABILITY: (u32, u32) = (9, 0);
-/// Kind of the images whose kernels wait for earlier ones by themselves.
+/// Kind of the images with kernels that wait for earlier ones by themselves.
 pub const CUBIN: &str = "cubin";
 
 /// One file of kernels, compiled.

@@ -7,8 +7,8 @@
 // multiply-adds for 24 KiB read.
 //
 // While the products of a k block are in progress, the codes of the next one are expanded: the registers of A alternate. The
-// fetch after the barrier in the turn of k block k writes the stage of k block k − 1, whose products every thread has waited
-// for before that barrier.
+// fetch after the barrier in the turn of k block k writes the stage of k block k − 1. Before that barrier,
+// every thread has waited for the products that read this stage.
 
 #include "linear_many.cuh"
 #include "wgmma.cuh"

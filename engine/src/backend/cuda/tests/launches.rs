@@ -160,7 +160,7 @@ fn launched_kernels_are_the_carried_ones() {
     assert_eq!(launched, carried);
 }
 
-/// A device of capability 9.0 whose driver takes its machine code has them; others do without.
+/// A device of capability 9.0 has them if its driver takes the machine code; others do without.
 #[test]
 fn steps_of_many_rows_use_warpgroups_where_the_device_has_them() {
     let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
