@@ -5,7 +5,7 @@
 //! a machine that is lost loses one part. A part that fails does not stop the others. Missing programs
 //! (compute-sanitizer, ncu, PyTorch) are reported, and their parts skipped.
 //!
-//! `cargo xtask gpu pack` makes a folder of programs for a machine that has a GPU and no Rust: there, in
+//! `cargo xtask gpu pack` makes a file of programs for a machine that has a GPU and no Rust: unpacked there, in
 //! a copy of the repository, `target/gpu/xtask gpu` does the same. `cargo xtask gpu rehearse` runs the chain on the
 //! emulated driver, with a tiny model and small workloads, to see that every part works.
 
