@@ -21,8 +21,8 @@ Examples:
   tritmill bench sampling --model /tmp/bitnet-2b --batch 1,8,32 --json
 
 Each repetition measures all parameters one after another. Every step computes one token of each sequence: drafts are
-off. Prints medians, the shares of greedy decoding in the same repetition, and the share of draws with top_p for which
-all logits had to be computed.";
+off. Prints medians, the shares of greedy decoding in the same repetition, and the share of draws with
+top_k, top_p or min_p for which all logits had to be computed.";
 
 /// Parameters by name; all other ones are the defaults.
 type Kind = (&'static str, fn(&mut SamplingParams));

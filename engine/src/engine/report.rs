@@ -139,7 +139,7 @@ pub struct EngineStats {
     pub drafted_tokens: u64,
     /// Drafts that were drawn: each saved a decode.
     pub accepted_tokens: u64,
-    /// Draws (with top-p) that the most probable tokens did not decide, so that all logits were computed.
+    /// Draws with top-k, top-p or min-p that the most probable tokens did not decide, so that all logits were computed.
     pub undecided_draws: u64,
     /// Tokens drawn.
     pub generated_tokens: u64,

@@ -132,8 +132,8 @@ pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> 
     let (count, keeps) = (ranking.count.saturating_add(changed), ranking.keeps || raises(params));
     let filtered = || {
         let SamplingParams { top_k, top_p, min_p, .. } = *params;
-        let noise = ScaledNoise { noise: noise_of(params, context), temperature };
-        FilteredDraw { noise, top_k, top_p, min_p }
+        let of_draw = || ScaledNoise { noise: noise_of(params, context), temperature };
+        FilteredDraw { noise: ranking.noise.unwrap_or_else(of_draw), top_k, top_p, min_p }
     };
     let draws = temperature > 0.0 && params.has_filters() && changed == 0 && !raises(params);
     Some(Ranking { count, keeps, draw: draws.then(filtered), ..ranking })

@@ -133,9 +133,11 @@ const COUNTERS: [Row<u64>; 11] = [
     ("accepted_draft_tokens", "Drafts that were drawn: each saved a decode", |stats| {
         stats.accepted_tokens
     }),
-    ("undecided_draws", "Draws with top_p for which all logits had to be computed", |stats| {
-        stats.undecided_draws
-    }),
+    (
+        "undecided_draws",
+        "Draws with top_k, top_p or min_p for which all logits had to be computed",
+        |stats| stats.undecided_draws,
+    ),
     ("num_preemptions", "Sequences preempted because KV blocks ran out", |stats| stats.preemptions),
     ("engine_steps", "Forward passes", |stats| stats.steps),
     ("engine_rows", "Rows of forward passes: tokens of prompts and of decodes", |stats| {
