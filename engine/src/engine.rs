@@ -191,7 +191,8 @@ impl Engine {
         let new_active = || {
             let (context_length, ends) = (self.config.context_length, &self.eos_tokens);
             let active = ActiveRequest::new(id, &request, root, context_length, ends);
-            if strips_space { active.strip_leading_space() } else { active }
+            let active = if strips_space { active.strip_leading_space() } else { active };
+            if self.backend.reports() { active.with_reports() } else { active }
         };
         let mut active = new_active();
         let mut tokens = request.prompt.clone();

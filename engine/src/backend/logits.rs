@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::Ranking;
 #[cfg(test)]
 use super::{Above, Rest};
+use super::{Distribution, Ranking};
 
 /// A token and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,6 +25,7 @@ pub struct Logits {
     largest: Vec<TokenLogit>,
     kept_rows: Vec<Option<usize>>, // (positions)
     kept: Kept,
+    distributions: Vec<Option<Distribution>>, // (positions), if any
 }
 
 /// What a backend keeps of positions with [`Ranking::keeps`](super::Ranking::keeps).
@@ -57,7 +58,7 @@ enum Place {
     /// Entries of `largest`.
     Largest(Range<usize>),
     /// A token.
-    Drawn(u32),
+    Drawn(TokenLogit),
 }
 
 /// Logits of one position.
@@ -68,7 +69,7 @@ pub enum PositionLogits<'a> {
     /// Logits that can be among the largest, by ascending token.
     Largest(&'a mut [TokenLogit]),
     /// The token of the ranking's [draw](super::Ranking::draw).
-    Drawn(u32),
+    Drawn(TokenLogit),
 }
 
 impl Logits {
@@ -79,6 +80,7 @@ impl Logits {
         self.all.clear();
         self.largest.clear();
         self.kept_rows.clear();
+        self.distributions.clear();
         let Kept { hidden, estimates, .. } = &mut self.kept;
         hidden.clear();
         estimates.clear();
@@ -126,22 +128,34 @@ impl Logits {
         }
     }
 
-    /// Of the positions of [`Self::set_largest`], makes those that are for draws what the backend has drawn: their lists are a
-    /// token, or the whole vocabulary where the backend does not decide. `are_drawn` says which of them are, in their order.
-    pub(crate) fn set_drawn(&mut self, are_drawn: impl IntoIterator<Item = bool>) {
+    /// Sets the distributions of the positions of [`Self::set_largest`], in their order.
+    pub(crate) fn set_distributions(
+        &mut self,
+        distributions: impl IntoIterator<Item = Option<Distribution>>,
+    ) {
+        let mut distributions = distributions.into_iter();
+        self.distributions.extend(self.positions.iter().map(|place| match place {
+            Place::Largest(_) => distributions.next().flatten(),
+            Place::All(_) | Place::Drawn(_) => None,
+        }));
+    }
+
+    /// Of the positions of [`Self::set_largest`], makes those for draws what the backend has drawn, and those with a list of the
+    /// whole vocabulary, because the backend did not decide, positions with all logits. `are_draws` says which of them are for
+    /// draws, in their order; the lists of these are a token or the whole vocabulary.
+    pub(crate) fn set_drawn(&mut self, are_draws: impl IntoIterator<Item = bool>) {
         let Self { positions, all, largest, vocab_size, .. } = self;
         let places = positions.iter_mut().filter(|place| matches!(place, Place::Largest(_)));
-        for (place, _) in places.zip(are_drawn).filter(|(_, is_drawn)| *is_drawn) {
+        for (place, is_draw) in places.zip(are_draws) {
             let Place::Largest(range) = place.clone() else { continue };
             let list = &largest[range];
-            *place = match list {
-                [drawn] => Place::Drawn(drawn.id),
-                _ => {
-                    assert_eq!(list.len(), *vocab_size, "a token or all of them");
-                    all.extend(list.iter().map(|token| token.logit));
-                    Place::All(all.len() / list.len() - 1)
-                }
-            };
+            if list.len() == *vocab_size {
+                all.extend(list.iter().map(|token| token.logit));
+                *place = Place::All(all.len() / list.len() - 1);
+            } else if is_draw {
+                let [drawn] = list else { panic!("a token or all of them, not {}", list.len()) };
+                *place = Place::Drawn(*drawn);
+            }
         }
     }
 
@@ -169,6 +183,11 @@ impl Logits {
         Some(KeptRow { hidden, estimates, from_six: *from_six })
     }
 
+    /// Takes the distribution of a position, if the backend has reported it.
+    pub fn take_distribution(&mut self, index: usize) -> Option<Distribution> {
+        self.distributions.get_mut(index).and_then(Option::take)
+    }
+
     /// Returns the number of positions.
     pub fn len(&self) -> usize {
         self.positions.len()
@@ -194,7 +213,7 @@ impl Logits {
                 &mut self.all[row * self.vocab_size..(row + 1) * self.vocab_size],
             ),
             Place::Largest(range) => PositionLogits::Largest(&mut self.largest[range]),
-            Place::Drawn(token) => PositionLogits::Drawn(token),
+            Place::Drawn(drawn) => PositionLogits::Drawn(drawn),
         }
     }
 }
@@ -253,10 +272,10 @@ mod tests {
         let both = [entry(0), entry(1)];
         logits.set_largest([&[entry(1)][..], &both, &[entry(1)], &both]);
         logits.set_drawn([true, true, false, false]);
-        assert_eq!(logits.position(0), PositionLogits::Drawn(1));
+        assert_eq!(logits.position(0), PositionLogits::Drawn(entry(1)));
         assert_eq!(logits.position(2), PositionLogits::All(&mut [0.0, 1.0]));
         assert_eq!(logits.position(3), PositionLogits::Largest(&mut [entry(1)]));
-        assert_eq!(logits.position(4), PositionLogits::Largest(&mut [entry(0), entry(1)]));
+        assert_eq!(logits.position(4), PositionLogits::All(&mut [0.0, 1.0]));
         logits.clear(2);
         assert!(logits.is_empty());
         logits.extend([4.0, 5.0, 6.0, 7.0]);

@@ -4,12 +4,14 @@
 pub(crate) mod class;
 pub mod cpu;
 pub mod cuda;
+mod distribution;
 pub(crate) mod logits;
 mod positions;
 mod ranking;
 mod rope_scaling;
 mod shared;
 
+pub use distribution::Distribution;
 pub use logits::{KeptRow, Logits, PositionLogits, TokenLogit};
 pub use ranking::{Above, FilteredDraw, Ranking, Rest};
 pub(crate) use shared::SharedBackend;
@@ -187,6 +189,12 @@ pub trait Backend: Send {
     ) -> Result<(), StepError> {
         let _ = (kept, tokens, found);
         unreachable!("this backend keeps nothing of positions")
+    }
+
+    /// Returns whether steps can report the distributions of positions with a [`Ranking`]. Of other backends,
+    /// [`Ranking::report`] must not be asked.
+    fn reports(&self) -> bool {
+        false
     }
 
     /// Returns whether a step may begin the decodes of the next one. Block tables may then have a block after the last position

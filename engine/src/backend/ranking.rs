@@ -16,6 +16,8 @@ pub struct Ranking {
     /// The draw that the tokens are for, if it has filters. A backend may draw the token itself:
     /// [`PositionLogits::Drawn`](super::PositionLogits::Drawn).
     pub draw: Option<FilteredDraw>,
+    /// The backend also [reports](super::Backend::reports) the position's distribution, with so many most probable tokens.
+    pub report: Option<usize>,
 }
 
 /// A draw from the tokens that top-k, top-p and min-p leave, decided by the model's logits alone.
@@ -54,7 +56,7 @@ pub struct Rest {
 impl Ranking {
     /// The tokens with the `count` largest logits.
     pub const fn largest(count: usize) -> Self {
-        Self { count, within: 0.0, noise: None, keeps: false, draw: None }
+        Self { count, within: 0.0, noise: None, keeps: false, draw: None, report: None }
     }
 
     /// Returns the ranking of the same choice at the next position.

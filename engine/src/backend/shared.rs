@@ -18,6 +18,7 @@ pub struct SharedBackend {
     block_count: usize,
     block_bytes: usize,
     weight_bytes: Option<usize>,
+    reports: bool,
     decodes_ahead: bool,
 }
 
@@ -37,6 +38,7 @@ impl SharedBackend {
             block_count: backend.block_count(),
             block_bytes: backend.block_bytes(),
             weight_bytes: backend.weight_bytes(),
+            reports: backend.reports(),
             decodes_ahead: backend.decodes_ahead(),
             turns: Arc::new(Turns { next: Mutex::new(()), backend: Mutex::new(backend) }),
         }
@@ -68,6 +70,10 @@ impl Backend for SharedBackend {
 
     fn weight_bytes(&self) -> Option<usize> {
         self.weight_bytes
+    }
+
+    fn reports(&self) -> bool {
+        self.reports
     }
 
     fn decodes_ahead(&self) -> bool {

@@ -53,6 +53,8 @@ pub(super) struct ActiveRequest {
     choices: Vec<Generation>,
     /// Number of choices with a sequence: one until the prompt is computed, then all.
     started: u32,
+    /// Whether the backend reports distributions.
+    backend_reports: bool,
 }
 
 impl ActiveRequest {
@@ -89,6 +91,7 @@ impl ActiveRequest {
             choices: choices.collect(),
             sampling,
             started: 1,
+            backend_reports: false,
         }
     }
 
@@ -97,6 +100,12 @@ impl ActiveRequest {
         for choice in &mut self.choices {
             choice.text = std::mem::take(&mut choice.text).strip_leading_space();
         }
+        self
+    }
+
+    /// Has distributions reported by the backend, if log-probabilities are requested.
+    pub fn with_reports(mut self) -> Self {
+        self.backend_reports = true;
         self
     }
 
@@ -156,7 +165,8 @@ impl ActiveRequest {
         let generation = &self.choices[choice as usize];
         let early = generation.tokens.len() < self.sampling.min_tokens;
         let masked = if early { self.end_tokens.as_slice() } else { &[] };
-        Context { counts: &generation.counts, masked, choice, position, known: None }
+        let counts = &generation.counts;
+        Context { counts, masked, choice, position, known: None, distribution: None }
     }
 
     /// Returns the logits that the draw of a choice's token at `position` needs.
@@ -168,7 +178,10 @@ impl ActiveRequest {
             true => ranking.noise.is_none().then_some(Ranking { draw: None, ..ranking }),
             false => Some(ranking),
         };
-        needed.and_then(for_all).map_or(LogitsFor::Last, LogitsFor::Largest)
+        // Log-probabilities need all logits, if the backend does not compute them.
+        let for_host = needed.report.is_some() && !self.backend_reports;
+        let ranking = if for_host { None } else { for_all(needed) };
+        ranking.map_or(LogitsFor::Last, LogitsFor::Largest)
     }
 
     /// Adds to `rankings` the tokens to find at `position` and after each of so many drafts. The draws after `position`
@@ -180,13 +193,11 @@ impl ActiveRequest {
         drafts: usize,
         rankings: &mut Vec<Ranking>,
     ) {
-        rankings.extend((0..=drafts).filter_map(|draft| {
-            let ranking = sampler::needed(&self.sampling, self.context(choice, position + draft))?;
+        rankings.extend((0..=drafts).map(|draft| {
+            let ranking = sampler::needed(&self.sampling, self.context(choice, position + draft));
             // Each draft may be a token that penalties lower from then on.
-            Some(Ranking {
-                count: ranking.count + draft * usize::from(ranking.count > 1),
-                ..ranking
-            })
+            let count = ranking.count + draft * usize::from(ranking.count > 1);
+            Ranking { count, ..ranking }
         }));
     }
 

@@ -5,10 +5,11 @@ use std::{borrow::BorrowMut, sync::Arc};
 use super::{Engine, StepReport};
 use crate::{
     backend::{
-        Above, Backend as _, KeptRow, Logits, LogitsFor, PositionLogits, StepError, TokenLogit,
+        Above, Backend as _, Distribution, KeptRow, Logits, LogitsFor, PositionLogits, StepError,
+        TokenLogit,
     },
     request::{FinishReason, RequestError, RequestId},
-    sampler::{self, Context, Drawn, Known, LogitSet, Sampled},
+    sampler::{self, Context, Drawn, Known, LogitSet, Logprobs, Sampled},
     scheduler::{Fork, Plan, PlannedChunk, SequenceId},
 };
 
@@ -65,9 +66,12 @@ impl Engine {
     ) -> bool {
         let position = planned.end - planned.drafts + draft;
         let raises = self.list_raised(planned.id, position);
+        let distribution = logits.take_distribution(index);
+        let reported = distribution.as_ref();
         let drawn = match logits.position(index) {
-            PositionLogits::Drawn(token) => {
-                self.push_drawn(planned.id, Drawn { token, logprobs: None }, report)
+            PositionLogits::Drawn(TokenLogit { id: token, logit }) => {
+                let logprobs = reported.map(|distribution| Logprobs::of(distribution, logit));
+                self.push_drawn(planned.id, Drawn { token, logprobs }, report)
             }
             PositionLogits::All(all) => {
                 let active = self.active.get(&RequestId(planned.id.request));
@@ -75,10 +79,10 @@ impl Engine {
                 // Those that the backend found did not decide the draw.
                 let is_undecided = matches!(needed, Some(LogitsFor::Largest(_)));
                 self.counters.undecided_draws += u64::from(is_undecided);
-                self.draw_all_choices(planned, position, all, report)
+                self.draw_all_choices(planned, position, all, reported, report)
             }
             PositionLogits::Largest(some) if !raises => {
-                self.draw_all_choices(planned, position, some, report)
+                self.draw_all_choices(planned, position, some, reported, report)
             }
             PositionLogits::Largest(some) => {
                 let mut with_raised = std::mem::take(&mut self.further);
@@ -87,7 +91,8 @@ impl Engine {
                 let kept = logits.kept(index).expect("it was asked for");
                 let drawn = match self.add_raised(kept, &mut with_raised) {
                     Ok(()) => {
-                        self.draw_all_choices(planned, position, &mut with_raised[..], report)
+                        let some = &mut with_raised[..];
+                        self.draw_all_choices(planned, position, some, reported, report)
                     }
                     Err(error) => self.fail(planned.id, error, report),
                 };
@@ -159,7 +164,7 @@ impl Engine {
             let drawn = match found {
                 Ok(Some(rest)) => {
                     let known = Some(Known { rest, first, looks });
-                    self.draw(id, position, &mut further[..], known, report)
+                    self.draw(id, position, &mut further[..], known, None, report)
                 }
                 Ok(None) => self.draw_from_all(id, position, kept, report),
                 Err(error) => self.fail(id, error, report),
@@ -185,7 +190,7 @@ impl Engine {
         self.counters.undecided_draws += 1;
         let mut all = std::mem::take(&mut self.undecided);
         let drawn = match self.backend.all_logits(kept, &mut all) {
-            Ok(()) => self.draw(id, position, &mut all[..], None, report),
+            Ok(()) => self.draw(id, position, &mut all[..], None, None, report),
             Err(error) => self.fail(id, error, report),
         };
         self.undecided = all;
@@ -205,6 +210,7 @@ impl Engine {
         planned: &PlannedChunk,
         position: usize,
         logits: &mut C,
+        distribution: Option<&Distribution>,
         report: &mut StepReport,
     ) -> Draw {
         // A choice of the same request may have failed at an earlier position.
@@ -219,9 +225,10 @@ impl Engine {
         // Drawing overwrites the logits, so the choices that start from them draw from copies.
         for choice in new_choices {
             let id = SequenceId { choice, ..planned.id };
-            self.draw(id, position, logits.to_owned().borrow_mut(), None, report);
+            let copy = &mut logits.to_owned();
+            self.draw(id, position, copy.borrow_mut(), None, distribution, report);
         }
-        self.draw(planned.id, position, logits, None, report)
+        self.draw(planned.id, position, logits, None, distribution, report)
     }
 
     /// Draws the token at `position` of one choice and adds it.
@@ -231,11 +238,12 @@ impl Engine {
         position: usize,
         logits: &mut C,
         known: Option<Known>,
+        distribution: Option<&Distribution>,
         report: &mut StepReport,
     ) -> Draw {
         let request = RequestId(id.request);
         let Some(active) = self.active.get_mut(&request) else { return Draw::Ended };
-        let context = Context { known, ..active.context(id.choice, position) };
+        let context = Context { known, distribution, ..active.context(id.choice, position) };
         let drawn = match sampler::sample(logits, &active.sampling, context, &mut self.scratch) {
             Ok(Sampled::Drawn(drawn)) => drawn,
             Ok(Sampled::Undecided { first, above }) => return Draw::Undecided { first, above },

@@ -18,14 +18,13 @@ pub use filters::Scratch;
 use filters::{Candidate, Filtered};
 pub use logit_set::LogitSet;
 pub use logprobs::Logprobs;
-use logprobs::RawDistribution;
 pub use params::{InvalidParam, SamplingParams};
 pub use penalties::TokenCounts;
 
 use std::borrow::BorrowMut;
 
 use crate::{
-    backend::{Above, FilteredDraw, Noise, Ranking, Rest, ScaledNoise, TokenLogit},
+    backend::{Above, Distribution, FilteredDraw, Noise, Ranking, Rest, ScaledNoise, TokenLogit},
     math,
 };
 
@@ -65,6 +64,8 @@ pub struct Context<'a> {
     pub position: usize,
     /// What is known of tokens that are not among the logits, after [`Sampled::Undecided`].
     pub known: Option<Known>,
+    /// The model's distribution, if the backend has reported it.
+    pub distribution: Option<&'a Distribution>,
 }
 
 /// What is known of the tokens of a position besides their logits.
@@ -104,14 +105,14 @@ pub struct Drawn {
 /// Version of the definition of a draw, for numerics classes.
 pub const VERSION: &str = "draw-2";
 
-/// Returns the tokens of which [`sample`] needs the model's logits to draw the same token as from all; `None` if it
-/// needs all.
+/// Returns the tokens of which [`sample`] needs the model's logits to draw the same token as from all, and the
+/// distribution to report.
 ///
 /// Greedy needs the largest, top-k the k largest, min-p those within a distance from the largest, and a draw without
 /// filters the largest with its noise. For top-p, too, that is the first look: see [`Sampled::Undecided`]. If masks, penalties
 /// and bias change m logits, at most m others move up, so m more are enough, together with those that may
-/// [rise](raised_tokens). If none are changed, a backend may [draw](Ranking::draw) by itself. Log-probabilities need all.
-pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> {
+/// [rise](raised_tokens). If none are changed, a backend may [draw](Ranking::draw) by itself.
+pub fn needed(params: &SamplingParams, context: Context<'_>) -> Ranking {
     let temperature = params.temperature;
     let ranking = match *params {
         SamplingParams { temperature: 0.0, .. } => Ranking::largest(1),
@@ -125,9 +126,6 @@ pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> 
             Ranking { within: within as f32, ..Ranking::largest(1) }
         }
     };
-    if params.logprobs.is_some() {
-        return None;
-    }
     let changed = context.masked.len() + params.logit_bias.len() + context.counts.distinct();
     let (count, keeps) = (ranking.count.saturating_add(changed), ranking.keeps || raises(params));
     let filtered = || {
@@ -136,7 +134,7 @@ pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> 
         FilteredDraw { noise: ranking.noise.unwrap_or_else(of_draw), top_k, top_p, min_p }
     };
     let draws = temperature > 0.0 && params.has_filters() && changed == 0 && !raises(params);
-    Some(Ranking { count, keeps, draw: draws.then(filtered), ..ranking })
+    Ranking { count, keeps, draw: draws.then(filtered), report: params.logprobs, ..ranking }
 }
 
 /// Returns whether parameters may raise logits, and not only lower them.
@@ -165,13 +163,16 @@ fn noise_of(params: &SamplingParams, context: Context<'_>) -> Noise {
 }
 
 /// Draws the next token. `logits` are of the whole vocabulary or at least those that are [`needed`] and those of
-/// [raised tokens](raised_tokens), and are overwritten.
+/// [raised tokens](raised_tokens), and are overwritten. Log-probabilities need the whole vocabulary or the distribution.
 ///
 /// With top-p, the token with the largest noise is drawn if the tokens with larger logits weigh less than `top_p` of all. The
 /// first look finds that token; further ones find the most probable tokens, and a bound on the weight of all others.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or every logit is −∞.
+///
+/// # Panics
+/// If log-probabilities are requested and neither the distribution nor all logits are known.
 pub fn sample<C: LogitSet + ?Sized>(
     logits: &mut C,
     params: &SamplingParams,
@@ -181,8 +182,12 @@ pub fn sample<C: LogitSet + ?Sized>(
     let raw = match params.logprobs {
         None => None,
         Some(top) => {
-            let (_, max) = filters::largest(logits)?;
-            Some((RawDistribution::new(logits, max, top), logits.to_owned()))
+            let (_, largest) = filters::largest(logits)?;
+            let distribution = context.distribution.cloned().unwrap_or_else(|| {
+                assert!(logits.is_whole(), "log-probabilities need all logits");
+                Distribution::of(logits.entries(), largest, top)
+            });
+            Some((distribution, logits.to_owned()))
         }
     };
     penalties::mask(context.masked.iter().copied(), logits);
@@ -226,7 +231,7 @@ pub fn sample<C: LogitSet + ?Sized>(
     };
     let logprobs = raw.map(|(distribution, mut raw)| {
         let logit = raw.borrow_mut().logit_mut(token).copied();
-        distribution.report(logit.unwrap_or(f32::NEG_INFINITY))
+        Logprobs::of(&distribution, logit.unwrap_or(f32::NEG_INFINITY))
     });
     Ok(Sampled::Drawn(Drawn { token, logprobs }))
 }

@@ -80,7 +80,14 @@ fn distributions_equal_those_of_the_reference_implementation() {
 
 fn sampled(params: &SamplingParams, logits: &[f32], position: usize) -> Result<u32, SampleError> {
     let counts = NO_COUNTS();
-    let context = Context { counts: &counts, masked: &[], choice: 0, position, known: None };
+    let context = Context {
+        counts: &counts,
+        masked: &[],
+        choice: 0,
+        position,
+        known: None,
+        distribution: None,
+    };
     sample(&mut logits.to_vec()[..], params, context, &mut Scratch::default()).map(token_of)
 }
 
@@ -124,8 +131,14 @@ fn masked_tokens_are_never_drawn_with_any_bias() {
     let params = SamplingParams { logit_bias: [(1, 100.0)].into(), ..SamplingParams::default() };
     let counts = NO_COUNTS();
     for position in 0..200 {
-        let context =
-            Context { counts: &counts, masked: &[1, 9], choice: 0, position, known: None };
+        let context = Context {
+            counts: &counts,
+            masked: &[1, 9],
+            choice: 0,
+            position,
+            known: None,
+            distribution: None,
+        };
         let drawn = sample(&mut [0.0; 4][..], &params, context, &mut Scratch::default());
         assert_ne!(token_of(drawn.expect("three are left")), 1);
     }
@@ -300,8 +313,8 @@ proptest! {
             ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
-        let context = Context { counts: &counts, masked: &masked, choice: 0, position, known: None };
-        let needed = needed(&params, context).expect("no log-probabilities");
+        let context = Context { counts: &counts, masked: &masked, choice: 0, position, known: None, distribution: None };
+        let needed = needed(&params, context);
         let mut some = with_raised(logits::first(&logits, &needed), &logits, &params, context);
         let mut all = logits;
         let mut scratch = Scratch::default();
@@ -330,8 +343,8 @@ proptest! {
             ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
-        let context = Context { counts: &counts, masked: &[5], choice: 0, position, known: None };
-        let needed = needed(&params, context).expect("no log-probabilities");
+        let context = Context { counts: &counts, masked: &[5], choice: 0, position, known: None, distribution: None };
+        let needed = needed(&params, context);
         let mut some = with_raised(logits::first(&logits, &needed), &logits, &params, context);
         let mut scratch = Scratch::default();
         let of_all = sample(&mut logits.clone()[..], &params, context, &mut scratch);
@@ -363,7 +376,7 @@ proptest! {
             temperature, top_k, top_p, logprobs, repetition_penalty: penalty, ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
-        let context = Context { counts: &counts, masked: &[2], choice: 0, position: 1, known: None };
+        let context = Context { counts: &counts, masked: &[2], choice: 0, position: 1, known: None, distribution: None };
         if let Ok(Sampled::Drawn(drawn)) = sample(&mut logits[..], &params, context, &mut Scratch::default()) {
             prop_assert!((drawn.token as usize) < bits.len());
         }

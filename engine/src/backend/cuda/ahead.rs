@@ -163,11 +163,12 @@ impl CudaBackend {
         }
         for row in &mut next.rows {
             row.token =
-                lists[row.chunk].first().and_then(|list| list.first()).map(|found| found.id);
+                lists[row.chunk].first().and_then(|list| list.tokens.first()).map(|found| found.id);
         }
         self.decide(chunks, &mut lists)?;
         self.state.ahead = next;
-        logits.set_largest(lists.iter().flatten().map(Vec::as_slice));
+        logits.set_largest(lists.iter().flatten().map(|list| list.tokens.as_slice()));
+        logits.set_distributions(lists.into_iter().flatten().map(|list| list.distribution));
         let wanted = chunks.iter().flat_map(|chunk| chunk.logits.wanted(0..chunk.tokens.len()));
         let screened = wanted.filter_map(|(_, ranking)| ranking.filter(|r| self.screens(r)));
         logits.set_drawn(screened.map(|ranking| ranking.draw.is_some()));
@@ -197,7 +198,7 @@ impl CudaBackend {
     /// Computes all logits of the chunks that their passes did not decide, after which later passes have overwritten their hidden
     /// rows, and lists the first tokens.
     fn decide(&mut self, chunks: &[Chunk<'_>], lists: &mut [Lists]) -> Result<(), DeviceError> {
-        let is_open = |chunk: &usize| lists[*chunk].iter().any(Vec::is_empty);
+        let is_open = |chunk: &usize| lists[*chunk].iter().any(|list| list.tokens.is_empty());
         let open: Vec<usize> = (0..chunks.len()).filter(is_open).collect();
         if open.is_empty() {
             return Ok(());
@@ -221,7 +222,7 @@ impl CudaBackend {
             let count = rows_of(again);
             let of_wanted = rows.by_ref().take(count).skip(count - lists.len());
             for ((list, ranking), logits) in lists.iter_mut().zip(wanted).zip(of_wanted) {
-                if list.is_empty() {
+                if list.tokens.is_empty() {
                     *list = undecided(logits, &ranking);
                 }
             }

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::device::Address;
+use crate::sampler::params::MAX_TOP_LOGPROBS;
 
 /// Defines mirrors of C structs. `Pod` allows no padding between fields, so a size is the sum of
 /// the fields' sizes.
@@ -30,7 +31,7 @@ macro_rules! structs {
 
 structs! {
     /// Counts of one step.
-    Step = 32 { rows: u32, tasks: u32, whole: u32, screened: u32, carry: u32, unused: [u32; 3] }
+    Step = 32 { rows: u32, tasks: u32, whole: u32, screened: u32, carry: u32, reported: u32, unused: [u32; 2] }
 
     EmbedArgs = 56 {
         step: Address, tokens: Address, carried: Address, table: Address, residual: Address, width: u32, dtype: u32,
@@ -116,6 +117,13 @@ structs! {
         step: Address, rows: Address, scales: Address, x: Address, logits: Address, width: u32, vocab: u32,
     }
 
+    /// The distribution of a row; see `backend::Distribution`.
+    Distribution = 176 { largest: f32, is_known: u32, sum: f64, top: [Found; MAX_TOP_LOGPROBS] }
+
+    DistributionArgs = 40 {
+        step: Address, tops: Address, logits: Address, distributions: Address, vocab: u32, unused: u32,
+    }
+
     /// Scale and error bounds of the digits of one hidden row.
     DigitRow = 16 { step: f32, by_error: f32, by_norm: f32, unused: u32 }
 
@@ -136,7 +144,7 @@ structs! {
         vocab: u32, k_blocks: u32, digit_count: u32, unused: u32,
     }
 
-    /// A candidate and its logit.
+    /// A token and its logit.
     Found = 8 { token: u32, logit: f32 }
 
     /// Estimates of the logits of some rows, or the logits.

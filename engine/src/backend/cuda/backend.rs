@@ -31,6 +31,10 @@ impl Backend for CudaBackend {
         self.run(chunks, logits).map_err(failure)
     }
 
+    fn reports(&self) -> bool {
+        self.weights.tables.head.finds()
+    }
+
     fn decodes_ahead(&self) -> bool {
         true
     }

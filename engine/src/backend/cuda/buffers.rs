@@ -1,7 +1,7 @@
 //! Addresses of a step's buffers, and the layout of its inputs and outputs.
 
 use super::{
-    args::{AttentionTask, Found, InputBlock, Rest, RowFilter, RowRanking, Step},
+    args::{AttentionTask, Distribution, Found, InputBlock, Rest, RowFilter, RowRanking, Step},
     attention::tasks_of_row,
     device::{Address, Properties},
     layout::{K_BLOCK, TILE_ROWS, k_blocks},
@@ -24,7 +24,7 @@ const TILE_QUERIES: usize = 64;
 pub struct Limits {
     /// Tokens.
     pub rows: usize,
-    /// Rows that need all logits.
+    /// Rows that need all logits, on the host or for their distributions.
     pub whole: usize,
     /// Rows that need only the largest logits.
     pub screened: usize,
@@ -36,7 +36,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rows: 1024, whole: 64, screened: 256, blocks: 1 << 18, recorded: 256 }
+        Self { rows: 1024, whole: 256, screened: 256, blocks: 1 << 18, recorded: 256 }
     }
 }
 
@@ -52,6 +52,8 @@ pub struct Bucket {
     pub rows: usize,
     pub whole: usize,
     pub screened: usize,
+    /// Rows with distributions, among those with all logits.
+    pub reported: usize,
     /// Positions that a query's scores have room for.
     pub reach: usize,
     pub attention: AttentionMode,
@@ -114,6 +116,7 @@ pub struct Inputs {
     pub positions: Address, // (rows)
     pub tables: Address,    // (rows)
     pub whole: Address,     // (whole)
+    pub tops: Address,      // (whole)
     pub screened: Address,  // (screened)
     pub rankings: Address,  // (screened)
     pub filters: Address,   // (screened), if a row has some
@@ -133,6 +136,7 @@ impl Inputs {
             positions: take(bucket.rows * 4),
             tables: take(bucket.rows * 4),
             whole: take(bucket.whole * 4),
+            tops: take(bucket.whole * 4),
             screened: take(bucket.screened * 4),
             rankings: take(bucket.screened * size_of::<RowRanking>()),
             filters: take(if bucket.filters {
@@ -155,10 +159,11 @@ impl Inputs {
 /// Addresses of a pass's outputs, one after another.
 #[derive(Debug, Clone, Copy)]
 pub struct Outputs {
-    pub found_counts: Address, // (screened)
-    pub drawn: Address,        // (screened)
-    pub found: Address,        // (screened, capacity)
-    pub logits: Address,       // (whole, vocab)
+    pub found_counts: Address,  // (screened)
+    pub drawn: Address,         // (screened)
+    pub distributions: Address, // (reported)
+    pub found: Address,         // (screened, capacity)
+    pub logits: Address,        // (whole, vocab)
 }
 
 /// Addresses of all buffers.
@@ -214,6 +219,7 @@ impl Buffers {
             rows,
             whole,
             screened,
+            reported: whole,
             reach: longest,
             attention: AttentionMode::Split,
             digits: 2,
@@ -222,7 +228,9 @@ impl Buffers {
         let tables = limits.blocks.max(shape.context.div_ceil(16));
         let input_bytes = Inputs::of(0, &largest, shape).blocks as usize + tables * 4;
         let capacity = capacity(shape);
-        let output_bytes = screened * (4 + 8 + capacity * 8) + whole * shape.vocab * 4 + 64;
+        let of_screened = 4 + (1 + capacity) * size_of::<Found>();
+        let of_whole = shape.vocab * 4 + size_of::<Distribution>();
+        let output_bytes = screened * of_screened + whole * of_whole + 64;
         let up = if shape.joins_gate() { 0 } else { rows * shape.intermediate };
         let groups = if shape.group_scales { rows * k_blocks(shape.stride_max) } else { 0 };
         // The input of a ternary head has two digits.
@@ -273,6 +281,7 @@ impl Buffers {
         Outputs {
             found_counts: take(bucket.screened * 4),
             drawn: take(bucket.screened * size_of::<Found>()),
+            distributions: take(bucket.reported * size_of::<Distribution>()),
             found: take(bucket.screened * self.capacity * size_of::<Found>()),
             logits: take(0),
         }

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use super::{
     args::{
-        ActivateArgs, DigitsArgs, EmbedArgs, EmbedTernaryArgs, FinalNormArgs, Found,
+        ActivateArgs, DigitsArgs, Distribution, EmbedArgs, EmbedTernaryArgs, FinalNormArgs, Found,
         GroupLinearArgs, GroupQuantizeArgs, GroupSegment, HeadArgs, InputBlock, LINEAR_ADD,
         LinearArgs, NormHeadsArgs, NormLinearArgs, NormQuantizeArgs, RescoreArgs, RowRanking,
         ScreenArgs, Step,
@@ -32,8 +32,10 @@ pub struct Cost {
 pub struct Load {
     pub shape: Shape,
     pub rows: usize,
-    /// Rows that need all logits.
+    /// Rows that need all logits, on the host or for their distributions.
     pub whole: usize,
+    /// Rows with distributions.
+    pub reported: usize,
     pub screened: usize,
     /// Positions of all sequences; their keys and values are read.
     pub positions: usize,
@@ -182,7 +184,7 @@ fn attention(kernel: &str, load: &Load) -> Cost {
 }
 
 fn head(launch: &Launch, load: &Load) -> Cost {
-    let Load { shape, whole, screened, found, .. } = load;
+    let Load { shape, whole, reported, screened, found, .. } = load;
     let (kernel, args) = (launch.kernel, &launch.args);
     let element = match kernel.rsplit('_').next() {
         Some("f32") => 4,
@@ -196,6 +198,7 @@ fn head(launch: &Launch, load: &Load) -> Cost {
             let args = args.get::<DigitsArgs>();
             screened * (args.width as usize * 8 + (args.digit_count * args.stride) as usize + 16)
         }),
+        "distribution" => bytes(reported * (shape.vocab * 4 + size_of::<Distribution>())),
         // The estimates of all tokens are read.
         "weigh_rest" => bytes(screened * padded * 4),
         "filtered_draw" => bytes(screened * (size_of::<RowRanking>() + size_of::<Found>())),

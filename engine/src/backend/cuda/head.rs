@@ -2,8 +2,8 @@
 
 use super::{
     args::{
-        DigitsArgs, DrawArgs, Estimates, FilteredDrawArgs, FinalNormArgs, HeadArgs,
-        LogitBoundsArgs, RescoreArgs, ScreenArgs, SelectArgs, WeighRestArgs,
+        DigitsArgs, DistributionArgs, DrawArgs, Estimates, FilteredDrawArgs, FinalNormArgs,
+        HeadArgs, LogitBoundsArgs, RescoreArgs, ScreenArgs, SelectArgs, WeighRestArgs,
     },
     buffers::{Bucket, Outputs, REST_PARTS, capacity, screen_blocks},
     device::{Address, Args, Launch},
@@ -56,7 +56,7 @@ impl Pass<'_> {
     /// Returns the launches of the head; none if no row needs logits.
     pub fn head(&self, outputs: &Outputs) -> Vec<Launch> {
         let mut out = Vec::new();
-        let Bucket { whole, screened, .. } = self.bucket;
+        let Bucket { whole, reported, screened, .. } = self.bucket;
         match &self.weights.tables.head {
             Head::Dense(head) => {
                 if whole > 0 {
@@ -76,7 +76,29 @@ impl Pass<'_> {
                 }
             }
         }
+        if reported > 0 {
+            out.push(self.distributions(outputs));
+        }
         out
+    }
+
+    /// Computes the distributions of rows with all logits.
+    fn distributions(&self, outputs: &Outputs) -> Launch {
+        let args = DistributionArgs {
+            step: self.inputs.step,
+            tops: self.inputs.tops,
+            logits: outputs.logits,
+            distributions: outputs.distributions,
+            vocab: self.shape.vocab as u32,
+            unused: 0,
+        };
+        Launch {
+            kernel: "distribution",
+            grid: grid(self.bucket.reported, 1, 1),
+            threads: 1024,
+            shared_bytes: 0,
+            args: Args::of(&args),
+        }
     }
 
     fn whole(&self, head: &DenseHead, outputs: &Outputs, out: &mut Vec<Launch>) {

@@ -40,6 +40,7 @@ modules![
     "attend_split",
     "attend_tile",
     "digits",
+    "distribution",
     "embed",
     "embed_ternary",
     "filtered_draw",

@@ -83,6 +83,11 @@ impl Wanted {
         self.ranking.draw.is_some()
     }
 
+    /// Returns whether the device computes the distribution of this row.
+    pub fn is_reported(&self) -> bool {
+        self.ranking.report.is_some()
+    }
+
     fn filter(&self) -> RowFilter {
         let Some(FilteredDraw { noise, top_k, top_p, min_p }) = self.ranking.draw else {
             return RowFilter::zeroed();
@@ -114,6 +119,27 @@ impl Wanted {
 pub struct AllWanted {
     pub whole: Vec<usize>,
     pub screened: Vec<Wanted>,
+}
+
+impl AllWanted {
+    /// Splits the rows into passes within the limits, at least one.
+    pub fn passes(&self, limits: &Limits) -> Vec<(&[usize], &[Wanted])> {
+        let (mut whole, mut screened) = (&self.whole[..], &self.screened[..]);
+        let mut passes = Vec::new();
+        while passes.is_empty() || !whole.is_empty() || !screened.is_empty() {
+            let mut room = limits.whole;
+            let takes_room = |wanted: &&Wanted| {
+                let rows = usize::from(wanted.is_reported());
+                room.checked_sub(rows).map(|rest| room = rest).is_some()
+            };
+            let count = screened.iter().take(limits.screened).take_while(takes_room).count();
+            let (of_whole, of_screened) =
+                (whole.split_at(room.min(whole.len())), screened.split_at(count));
+            passes.push((of_whole.0, of_screened.0));
+            (whole, screened) = (of_whole.1, of_screened.1);
+        }
+        passes
+    }
 }
 
 /// Finds the rows of a part that need logits. `screens` returns whether the screen finds the first tokens of a ranking.
@@ -218,16 +244,21 @@ impl Image {
         if matches!(bucket.attention, AttentionMode::Warps8 | AttentionMode::Tiles) {
             tasks.sort_by_key(|task| std::cmp::Reverse(task.position / 256));
         }
+        let reported = screened.iter().filter(|wanted| wanted.is_reported());
+        let of_step = whole.iter().copied().chain(reported.clone().map(|wanted| wanted.row));
+        let tops = reported.clone().filter_map(|wanted| wanted.ranking.report);
         let step = Step {
             rows: row as u32,
             tasks: tasks.len() as u32,
-            whole: whole.len() as u32,
+            whole: of_step.clone().count() as u32,
             screened: screened.len() as u32,
             carry: carry as u32,
-            unused: [0; 3],
+            reported: reported.clone().count() as u32,
+            unused: [0; 2],
         };
         put(bytes, inputs, inputs.step, 0, [step]);
-        put(bytes, inputs, inputs.whole, 0, whole.iter().map(|row| *row as u32));
+        put(bytes, inputs, inputs.whole, 0, of_step.map(|row| row as u32));
+        put(bytes, inputs, inputs.tops, whole.len(), tops.map(|top| top as u32));
         put(bytes, inputs, inputs.screened, 0, screened.iter().map(|wanted| wanted.row as u32));
         put(bytes, inputs, inputs.rankings, 0, screened.iter().map(Wanted::for_device));
         if bucket.filters {

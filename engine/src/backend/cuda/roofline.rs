@@ -164,8 +164,9 @@ fn step(
 
 /// Returns the sizes of the step that just ran.
 fn load(backend: &CudaBackend, chunks: &[Chunk<'_>], logits: &mut Logits) -> Load {
-    let (mut whole, mut screened) = (0, 0);
+    let (mut whole, mut reported, mut screened) = (0, 0, 0);
     for position in 0..logits.len() {
+        reported += usize::from(logits.take_distribution(position).is_some());
         match logits.position(position) {
             PositionLogits::All(_) => whole += 1,
             PositionLogits::Largest(_) | PositionLogits::Drawn(_) => screened += 1,
@@ -175,7 +176,8 @@ fn load(backend: &CudaBackend, chunks: &[Chunk<'_>], logits: &mut Logits) -> Loa
     Load {
         shape: backend.shape,
         rows: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
-        whole,
+        whole: whole + reported,
+        reported,
         screened,
         positions: chunks.iter().map(|chunk| chunk.position + chunk.tokens.len()).sum(),
         seen: rows.map(|position| position + 1).sum(),

@@ -131,7 +131,8 @@ pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError
 /// Returns the bucket of a test step.
 pub fn bucket(shape: &Shape, rows: usize) -> Bucket {
     let (reach, attention) = (shape.reach(1), AttentionMode::Split);
-    Bucket { rows, whole: 0, screened: 0, reach, attention, digits: 2, filters: false }
+    let (whole, screened, reported) = (0, 0, 0);
+    Bucket { rows, whole, screened, reported, reach, attention, digits: 2, filters: false }
 }
 
 /// Returns the input of a test step.

@@ -7,14 +7,14 @@ use super::{
     buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity},
     device::{Address, Device, DeviceError, Launch, Part, Reading, Recording},
     forward::Pass,
-    found::{Downloaded, Lists},
+    found::{Downloaded, List, Lists},
     plan::{self, AllWanted, Image, Piece, Wanted},
     shape::Shape,
     tuning::Tuning,
     weights::Weights,
 };
 use crate::{
-    backend::{Chunk, Ranking, TokenLogit, cpu::screen::SCREEN_SHARE, logits},
+    backend::{Chunk, Ranking, cpu::screen::SCREEN_SHARE, logits},
     config::ModelConfig,
 };
 
@@ -126,10 +126,10 @@ impl CudaBackend {
     ) -> Result<Option<InFlight>, DeviceError> {
         let parts = plan::cut(chunks, &self.limits);
         let [part] = &parts[..] else { return Ok(None) };
-        let AllWanted { whole, screened } =
-            plan::wanted(part, chunks, |ranking| self.screens(ranking));
-        let singles = screened.iter().all(Wanted::is_single);
-        if !whole.is_empty() || !singles || screened.len() > self.limits.screened {
+        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
+        let is_one_pass = wanted.passes(&self.limits).len() == 1;
+        let AllWanted { whole, screened } = wanted;
+        if !whole.is_empty() || !screened.iter().all(Wanted::is_single) || !is_one_pass {
             return Ok(None);
         }
         let (attention, reach) = self.attention(part, chunks);
@@ -166,21 +166,10 @@ impl CudaBackend {
         mut all: &mut [f32],
         lists: &mut Lists,
     ) -> Result<(), DeviceError> {
-        let Limits { whole, screened, .. } = self.limits;
-        let mut wholes = wanted.whole.chunks(whole);
-        let mut screens = wanted.screened.chunks(screened);
         let mut overflowed = Vec::new();
         let mut first = true;
-        loop {
-            let (whole, screened) = (wholes.next(), screens.next());
-            if !first && whole.is_none() && screened.is_none() {
-                break;
-            }
-            let rows = OfPass {
-                whole: whole.unwrap_or_default(),
-                screened: screened.unwrap_or_default(),
-                first,
-            };
+        for (whole, screened) in wanted.passes(&self.limits) {
+            let rows = OfPass { whole, screened, first };
             let (here, rest) = all.split_at_mut(rows.whole.len() * self.shape.vocab);
             self.pass(work, rows, here, lists, &mut overflowed)?;
             (all, first) = (rest, false);
@@ -224,7 +213,7 @@ impl CudaBackend {
         for (list, wanted) in
             self.collect(&found, rows.screened, digits).into_iter().zip(rows.screened)
         {
-            if list.is_empty() {
+            if list.tokens.is_empty() {
                 overflowed.push((lists.len(), *wanted));
             }
             lists.push(list);
@@ -259,17 +248,18 @@ impl CudaBackend {
         if digits == 1 && total > rows.len() * self.shape.vocab / ONE_DIGIT_SHARE {
             self.state.coarse = true;
         }
-        let rows = rows.iter().enumerate();
-        rows.map(|(row, wanted)| found.of_row(row, wanted.is_single())).collect()
+        found.lists(rows)
     }
 
     fn bucket(&self, work: &Work<'_>, whole: usize, screened: &[Wanted]) -> Bucket {
         let filters = screened.iter().any(Wanted::has_filters);
+        let reported = screened.iter().filter(|wanted| wanted.is_reported()).count();
         let screened = screened.len();
         let one_digit = screened >= self.tuning.one_digit_rows && !self.state.coarse;
         Bucket {
             rows: bucket_of(work.part.iter().map(|piece| piece.len).sum()).min(self.limits.rows),
-            whole: bucket_of(whole).min(self.limits.whole),
+            whole: bucket_of(whole + reported).min(self.limits.whole),
+            reported: bucket_of(reported).min(self.limits.whole),
             screened: bucket_of(screened).min(self.limits.screened),
             reach: work.reach,
             attention: work.attention,
@@ -371,10 +361,12 @@ impl CudaBackend {
     }
 }
 
-/// Returns the list of a row that the screen did not decide: the logits that its ranking asks for; for a draw, every token's.
-pub(super) fn undecided(all: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
-    match ranking.draw {
-        Some(_) => logits::every(all).collect(),
-        None => logits::first(all, ranking),
-    }
+/// Returns the list of a row that the device did not decide: the logits that its ranking asks for; for a draw or a distribution,
+/// every token's.
+pub(super) fn undecided(all: &[f32], ranking: &Ranking) -> List {
+    let tokens = match (ranking.draw, ranking.report) {
+        (None, None) => logits::first(all, ranking),
+        _ => logits::every(all).collect(),
+    };
+    List { tokens, distribution: None }
 }

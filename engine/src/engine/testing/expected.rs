@@ -26,8 +26,14 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
         }
         let early = tokens.len() < sampling.min_tokens;
         let masked = if early { end_tokens.as_slice() } else { &[] };
-        let context =
-            Context { counts: &counts, masked, choice: index, position: all.len(), known: None };
+        let context = Context {
+            counts: &counts,
+            masked,
+            choice: index,
+            position: all.len(),
+            known: None,
+            distribution: None,
+        };
         let mut scratch = Scratch::default();
         let drawn = sampler::sample(&mut logits_after(&all)[..], &sampling, context, &mut scratch);
         let Ok(Sampled::Drawn(Drawn { token, .. })) = drawn else { panic!("all logits are there") };

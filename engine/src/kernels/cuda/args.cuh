@@ -14,7 +14,8 @@ struct Step {
     u32 whole;     // rows that need all logits
     u32 screened;  // rows that need the first tokens of a ranking
     u32 carry;     // index in `carried` of the first screened row's token
-    u32 unused[3];
+    u32 reported;  // rows with distributions, the last of those that need all logits
+    u32 unused[2];
 };
 
 // A bit of an element of `tokens`: the token is the element of `carried` with the index in the other bits.
@@ -256,6 +257,32 @@ struct HeadArgs {
     u32 vocab;
 };
 
+// A token and its logit.
+struct Found {
+    u32 token;
+    float logit;
+};
+
+// Most probable tokens of a distribution, at most.
+constexpr u32 TOPS = 20;
+
+// The distribution of a row, as `Distribution` in engine/src/backend/distribution.rs.
+struct Distribution {
+    float largest;  // logit
+    u32 is_known;   // 0: the row is left to the host, and nothing else is set
+    double sum;
+    Found top[TOPS];  // as many as the row asks for or the vocabulary has; the others have no token, 0xffffffff
+};
+
+struct DistributionArgs {
+    const Step* step;
+    const u32* tops;              // (whole): numbers of most probable tokens
+    const float* logits;          // (whole, vocab)
+    Distribution* distributions;  // (reported)
+    u32 vocab;
+    u32 unused;
+};
+
 // Scale and error factors of the digits of one hidden row.
 struct DigitRow {
     float step;      // x is about step * X, where X are the digits
@@ -313,12 +340,6 @@ struct ScreenArgs {
     u32 k_blocks;             // width / 128, rounded up
     u32 digit_count;
     u32 unused;
-};
-
-// A candidate token and its logit.
-struct Found {
-    u32 token;
-    float logit;
 };
 
 // Estimates of the logits of some rows, or the logits.

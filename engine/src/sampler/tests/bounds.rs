@@ -9,8 +9,15 @@ pub(super) fn looks(
     position: usize,
 ) -> (Option<u32>, usize) {
     let counts = NO_COUNTS();
-    let context = Context { counts: &counts, masked: &[], choice: 0, position, known: None };
-    let needed = needed(params, context).expect("no log-probabilities");
+    let context = Context {
+        counts: &counts,
+        masked: &[],
+        choice: 0,
+        position,
+        known: None,
+        distribution: None,
+    };
+    let needed = needed(params, context);
     let mut scratch = Scratch::default();
     let mut some = logits::first(logits, &needed);
     let mut drawn = sample(&mut some[..], params, context, &mut scratch);
@@ -66,13 +73,20 @@ fn lowest_kept(params: &SamplingParams) -> f32 {
 #[test]
 fn every_token_that_min_p_keeps_is_among_the_needed() {
     let counts = NO_COUNTS();
-    let context = Context { counts: &counts, masked: &[], choice: 0, position: 1, known: None };
+    let context = Context {
+        counts: &counts,
+        masked: &[],
+        choice: 0,
+        position: 1,
+        known: None,
+        distribution: None,
+    };
     for temperature in [0.05f32, 0.3, 1.0, 1.7, 20.0] {
         for hundredth in 1..100u8 {
             let min_p = f32::from(hundredth) / 100.0;
             let params = SamplingParams { temperature, min_p, ..Default::default() };
             let logits = [0.0, lowest_kept(&params)];
-            let needed = needed(&params, context).expect("no log-probabilities");
+            let needed = needed(&params, context);
             let found = logits::first(&logits, &needed);
             assert_eq!(found.len(), 2, "{min_p} at {temperature}: {logits:?}");
             let far = [0.0, logits[1] * 1.001 - 1e-6];
@@ -84,8 +98,15 @@ fn every_token_that_min_p_keeps_is_among_the_needed() {
 #[test]
 fn only_parameters_that_need_more_than_the_first_token_ask_for_more() {
     let counts = NO_COUNTS();
-    let context = Context { counts: &counts, masked: &[], choice: 0, position: 1, known: None };
-    let of = |params: SamplingParams| needed(&params, context).expect("no log-probabilities");
+    let context = Context {
+        counts: &counts,
+        masked: &[],
+        choice: 0,
+        position: 1,
+        known: None,
+        distribution: None,
+    };
+    let of = |params: SamplingParams| needed(&params, context);
     let base = SamplingParams::default();
     let plain = of(base.clone());
     assert!(plain.count == 1 && plain.within == 0.0 && plain.noise.is_some() && !plain.keeps);

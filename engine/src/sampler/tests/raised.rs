@@ -25,7 +25,14 @@ fn only_raised_tokens_are_listed() {
     let of = |params: SamplingParams| {
         let mut counts = TokenCounts::new(&params, &[9, 4]);
         counts.add(2);
-        let context = Context { counts: &counts, masked: &[], choice: 0, position: 3, known: None };
+        let context = Context {
+            counts: &counts,
+            masked: &[],
+            choice: 0,
+            position: 3,
+            known: None,
+            distribution: None,
+        };
         let mut raised = vec![77];
         raised_tokens(&params, context, &mut raised);
         raised

@@ -256,7 +256,7 @@ fn undecided_draws_after_drafts_get_all_logits() {
                     assert!(all == want, "row {row}, position {index}");
                     undecided += 1;
                 }
-                PositionLogits::Drawn(token) => assert!(want[token as usize].is_finite()),
+                PositionLogits::Drawn(drawn) => assert_eq!(want[drawn.id as usize], drawn.logit),
                 PositionLogits::Largest(_) => panic!("the device draws"),
             }
         }

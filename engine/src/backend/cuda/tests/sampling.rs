@@ -94,7 +94,7 @@ fn tokens_drawn_with_filters_equal_the_cpus() {
                     let counts = TokenCounts::default();
                     let params = SamplingParams { seed: u64::from(row), ..params.clone() };
                     let needed = sampler::needed(&params, context(&counts, tokens));
-                    let logits = logits(needed.expect("no log-probabilities"));
+                    let logits = logits(needed);
                     let computed = if step == 0 { 0 } else { tokens.len() - 1 };
                     part(&tokens[computed..], computed, row, logits)
                 };
@@ -106,7 +106,7 @@ fn tokens_drawn_with_filters_equal_the_cpus() {
                 let counts = TokenCounts::default();
                 let params = SamplingParams { seed: u64::from(row), ..params.clone() };
                 let draw = |logits: PositionLogits<'_>| match logits {
-                    PositionLogits::Drawn(token) => token,
+                    PositionLogits::Drawn(drawn) => drawn.id,
                     PositionLogits::Largest(_) => panic!("the device draws"),
                     PositionLogits::All(logits) => {
                         let context = context(&counts, tokens);
@@ -130,11 +130,18 @@ fn tokens_drawn_with_filters_equal_the_cpus() {
 }
 
 fn context<'a>(counts: &'a TokenCounts, tokens: &[u32]) -> Context<'a> {
-    Context { counts, masked: &[], choice: 0, position: tokens.len(), known: None }
+    Context {
+        counts,
+        masked: &[],
+        choice: 0,
+        position: tokens.len(),
+        known: None,
+        distribution: None,
+    }
 }
 
 /// Requests of [`sampled_answers_equal_the_cpus`]: all parameters, some of them twice.
-const COUNT: usize = 28;
+const COUNT: usize = 38;
 
 /// Whole answers of both backends are equal, whatever the sampling parameters.
 #[test]
@@ -163,7 +170,12 @@ fn check_sampled(name: &str) {
         SamplingParams { n: 2, top_k: 6, top_p: 0.9, ..base.clone() },
         SamplingParams { n: 2, top_p: 0.7, ..base.clone() },
         SamplingParams { top_k: 40, top_p: 0.9, min_p: 0.05, ..base.clone() },
-        SamplingParams { logprobs: Some(2), ..base },
+        SamplingParams { logprobs: Some(2), ..base.clone() },
+        SamplingParams { logprobs: Some(20), temperature: 0.0, ..base.clone() },
+        SamplingParams { logprobs: Some(0), top_p: 0.8, temperature: 0.7, ..base.clone() },
+        SamplingParams { logprobs: Some(5), top_k: 7, repetition_penalty: 1.3, ..base.clone() },
+        SamplingParams { logprobs: Some(1), logit_bias: [(5, 4.0)].into(), ..base.clone() },
+        SamplingParams { logprobs: Some(3), min_tokens: 9, n: 2, ..base },
     ];
     let answers = |backend: Box<dyn Backend>| {
         let config = EngineConfig::new(model.config().context_length);

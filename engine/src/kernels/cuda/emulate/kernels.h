@@ -7,6 +7,7 @@
 #include "attend_split.cu"
 #include "attend_tile.cu"
 #include "digits.cu"
+#include "distribution.cu"
 #include "embed.cu"
 #include "embed_ternary.cu"
 #include "filtered_draw.cu"
@@ -90,6 +91,7 @@ static const Entry ENTRIES[] = {
     ENTRY(HeadArgs, head_f16),
     ENTRY(HeadArgs, head_bf16),
     ENTRY(HeadArgs, head_i8),
+    ENTRY(DistributionArgs, distribution),
     ENTRY(DigitsArgs, digits),
     ENTRY(ScreenArgs, screen_n8),
     ENTRY(ScreenArgs, screen_n16),

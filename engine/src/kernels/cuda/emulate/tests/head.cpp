@@ -280,10 +280,56 @@ void known_logits() {
     }
 }
 
+// Distributions of rows after others that need all logits, and rows that the host has to decide.
+void distributions() {
+    for (u32 vocab : {3, 33, 1024, 5000}) {
+        Random random(vocab);
+        u32 before = 2, rows = 9, whole = before + rows;
+        Step step{0, 0, whole, 0, 0, rows};
+        vector<float> logits(size_t(whole) * vocab);
+        for (float& logit : logits) logit = roundf(random.value() * 8.0f) * (vocab > 33 ? 0.25f : 1.0f);
+        float* first = &logits[before * vocab];
+        for (u32 v = 0; v < vocab; v++) {
+            first[v] = 2.0f;  // all equal
+            first[vocab + v] = v == vocab / 2 ? 1.0f : -INFINITY;
+            first[2 * vocab + v] = -INFINITY;
+            first[6 * vocab + v] *= 300.0f;  // most terms are 0
+        }
+        first[3 * vocab + vocab - 1] = NAN;
+        first[4 * vocab + 1] = INFINITY;
+        first[5 * vocab] = -0.0f;
+        vector<u32> tops(whole);
+        for (u32 r = 0; r < whole; r++) tops[r] = r == 5 ? 0 : r == 6 ? 1 : 20 - r;
+        Distribution unset{};
+        unset.is_known = 7, unset.sum = NAN;
+        for (Found& found : unset.top) found = {~0u, NAN};
+        vector<Distribution> out(rows, unset);
+        run("distribution", {rows + 1, 1, 1}, 1024, 0, DistributionArgs{&step, tops.data(), logits.data(), out.data(), vocab, 0});
+        for (u32 r = 0; r < rows; r++) {
+            const float* row = first + r * vocab;
+            if (out[r].is_known != (r < 2 || r > 4)) printf("row %u: %u\n", r, out[r].is_known), exit(1);
+            if (!out[r].is_known) continue;
+            vector<u32> order(vocab);
+            for (u32 v = 0; v < vocab; v++) order[v] = v;
+            std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return row[a] > row[b]; });
+            double sum = 0.0;
+            for (u32 v = 0; v < vocab; v++) sum += exp(double(row[v]) - row[order[0]]);
+            if (out[r].largest != row[order[0]] || !(fabs(out[r].sum - sum) <= 1e-12 * sum)) printf("sum %.17g, not %.17g\n", out[r].sum, sum), exit(1);
+            for (u32 i = 0; i < 20; i++) {
+                Found found = out[r].top[i], wanted = unset.top[i];
+                if (i < std::min(tops[before + r], vocab)) wanted = {order[i], row[order[i]]};
+                if (found.token != wanted.token || !(found.logit == wanted.logit || std::isnan(wanted.logit)))
+                    printf("place %u of row %u: token %u, not %u\n", i, r, found.token, wanted.token), exit(1);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void test_head() {
     test("all logits", all_logits);
+    test("distributions", distributions);
     test("noise", noise_values_and_bounds);
     test("screens", screens);
     test("known logits", known_logits);
