@@ -22,18 +22,19 @@ Examples:
 
 Each repetition measures all parameters one after another. Every step computes one token of each sequence: drafts are
 off. Prints medians, the shares of greedy decoding in the same repetition, and the share of draws with
-top_k, top_p or min_p for which all logits had to be computed.";
+top_k, top_p or min_p for which all logits had to be computed. Log-probabilities always need all, on CPUs on the host.";
 
 /// Parameters by name; all other ones are the defaults.
 type Kind = (&'static str, fn(&mut SamplingParams));
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 7] = [
     ("greedy", |params| params.temperature = 0.0),
     ("temperature 1", |_| {}),
     ("temperature 0.6", |params| params.temperature = 0.6),
     ("min_p 0.05", |params| params.min_p = 0.05),
     ("top_k 40", |params| params.top_k = 40),
     ("top_p 0.9", |params| params.top_p = 0.9),
+    ("logprobs 5", |params| params.logprobs = Some(5)),
 ];
 
 /// Arguments of `bench sampling`.

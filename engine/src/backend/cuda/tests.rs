@@ -4,6 +4,7 @@ mod ahead;
 mod attention;
 mod biases;
 mod checks;
+mod distributions;
 mod equality;
 mod groups;
 mod launches;
