@@ -8,7 +8,10 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use tritmill_engine::{
-    backend::cpu::{HeadMode, KvType},
+    backend::{
+        cpu::{HeadMode, KvType},
+        cuda::GpuKernels,
+    },
     files::{Model, ModelError},
     formats::Format,
     kernels::{Digits, Isa},
@@ -120,6 +123,15 @@ pub struct RunOptions {
     /// (default); int8, one digit (faster, changes answers). Other models have int8 only
     #[arg(long, value_parser = one_of::<Digits>(&["int8", "int16"]))]
     pub activations: Option<Digits>,
+    /// Kernels of GPUs; all give the same answers. portable: none that need the newest GPUs, and no two at once (slower): for a
+    /// GPU on which the test of the others fails at the start
+    #[arg(
+        long,
+        env = "TRITMILL_GPU_KERNELS",
+        default_value = "all",
+        value_parser = one_of::<GpuKernels>(&["all", "portable"])
+    )]
+    pub gpu_kernels: GpuKernels,
     /// Packed weights beside the model, in the folder .tritmill: written at the first start, read at the next ones, which
     /// are several times as fast. They take as much of the disk as of the memory, and can be deleted at any time
     #[arg(long, value_name = "on|off", default_value = "on", action = ArgAction::Set, value_parser = on_or_off())]
@@ -142,6 +154,7 @@ impl RunOptions {
             kv: self.kv,
             head: self.head,
             activations: self.activations,
+            gpu_kernels: self.gpu_kernels,
             packed_cache: self.packed_cache,
             ..EngineOptions::default()
         }
@@ -149,12 +162,14 @@ impl RunOptions {
 
     /// Returns the options as words of a command line.
     pub fn words(&self) -> Vec<String> {
-        let Self { device, format, threads, isa, kv, head, activations, packed_cache } = self;
+        let Self { device, format, threads, isa, kv, head, activations, gpu_kernels, packed_cache } =
+            self;
         let mut words = vec![
             format!("--device={device}"),
             format!("--format={format}"),
             format!("--kv={}", kv.name()),
             format!("--head={}", head.name()),
+            format!("--gpu-kernels={gpu_kernels}"),
             format!("--packed-cache={}", if *packed_cache { "on" } else { "off" }),
         ];
         words.extend(threads.map(|threads| format!("--threads={threads}")));

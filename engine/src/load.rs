@@ -13,7 +13,7 @@ use crate::{
     backend::{
         Backend, class,
         cpu::{self, CpuOptions, HeadMode, KvType, topology},
-        cuda::{self, CudaLoadError, CudaOptions, KvBlocks},
+        cuda::{self, CudaLoadError, CudaOptions, GpuKernels, KvBlocks},
     },
     files::Model,
     formats::Format,
@@ -55,6 +55,8 @@ pub struct EngineOptions {
     pub head: HeadMode,
     /// Digits of activations, for models with a scale for each group of inputs; `None`: two. Other models have one.
     pub activations: Option<Digits>,
+    /// Kernels of a GPU.
+    pub gpu_kernels: GpuKernels,
     /// Memory of the KV cache in bytes. `None` takes as much as `max_sequences` full contexts need, up to
     /// 1 GiB, or on a GPU up to nine tenths of the memory that the weights leave free.
     pub kv_bytes: Option<u64>,
@@ -81,6 +83,7 @@ impl Default for EngineOptions {
             kv: KvType::default(),
             head: HeadMode::default(),
             activations: None,
+            gpu_kernels: GpuKernels::default(),
             kv_bytes: None,
             max_sequences: 64,
             step_target: EngineConfig::new(0).step_target,
@@ -153,7 +156,8 @@ fn load(
     let model = Arc::clone(model);
     let EngineOptions { kv, head, format, activations, packed_cache, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
-        let options = CudaOptions { ordinal, kv, head, activations, blocks: of_gpu() };
+        let (blocks, kernels) = (of_gpu(), options.gpu_kernels);
+        let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels };
         return Ok(cuda::load(model, options)?);
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());

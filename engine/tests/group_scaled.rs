@@ -14,7 +14,7 @@ use tritmill_engine::{
     backend::{
         Backend,
         cpu::{self, CpuOptions, HeadMode, KvType},
-        cuda::{self, CudaOptions, KvBlocks},
+        cuda::{self, CudaOptions, GpuKernels, KvBlocks},
     },
     chat::Message,
     config::Linear,
@@ -284,7 +284,8 @@ fn choices_that_a_model_does_not_have_are_refused() {
     let error = cpu::load(open("bitnet-tiny"), two).err().unwrap().to_string();
     assert!(error.contains("trained with int8 activations"), "{error}");
     let (kv, head, activations) = (KvType::F16, HeadMode::Exact, Some(Digits::Two));
-    let gpu = CudaOptions { ordinal: 0, kv, head, activations, blocks: KvBlocks::Exactly(1) };
+    let (blocks, kernels) = (KvBlocks::Exactly(1), GpuKernels::All);
+    let gpu = CudaOptions { ordinal: 0, kv, head, activations, blocks, kernels };
     let error = cuda::load(open("bitnet-tiny"), gpu).err().unwrap().to_string();
     assert!(error.contains("trained with int8 activations"), "{error}");
 }

@@ -50,8 +50,9 @@ impl GpuSteps {
             logits: LogitsFor::largest(1),
             repetitions: 1,
         };
-        let RunOptions { kv, head, activations, .. } = *run;
+        let RunOptions { kv, head, activations, gpu_kernels: kernels, .. } = *run;
         let blocks = KvBlocks::UpTo(1);
-        Ok((model, CudaOptions { ordinal, kv, head, activations, blocks }, workload))
+        let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels };
+        Ok((model, options, workload))
     }
 }

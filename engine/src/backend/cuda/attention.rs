@@ -6,6 +6,7 @@ use super::{
     device::{Args, Launch},
     forward::{Pass, grid},
     shape::Shape,
+    step::CudaBackend,
 };
 use crate::backend::cpu::KvType;
 
@@ -15,6 +16,20 @@ const ATTENTION_WARPS: usize = 4;
 const TILE_BLOCKS: usize = 2;
 /// Largest `padded_dim` of the kernel for tiles of narrow heads.
 const TILE_NARROW: usize = 128;
+
+/// The kernel of attention in tiles for heads of this `padded_dim`, and the dynamic shared memory of a block.
+fn tile_kernel(padded_dim: usize) -> (&'static str, usize) {
+    let kernel = if padded_dim > TILE_NARROW { "attend_tile256_q8" } else { "attend_tile128_q8" };
+    (kernel, 3 * 128 * (padded_dim + 8))
+}
+
+impl CudaBackend {
+    /// Returns whether attention can be computed in tiles.
+    pub(super) fn has_tile_kernels(&self) -> bool {
+        let (kernel, bytes) = tile_kernel(self.shape.padded_dim);
+        self.shape.kv == KvType::Q8 && bytes <= self.device.shared_bytes(kernel) as usize
+    }
+}
 
 impl Pass<'_> {
     fn pool(&self, layer: usize) -> KvPool {
@@ -81,18 +96,14 @@ impl Pass<'_> {
     }
 
     fn tile_attention(&self, attention: &AttentionArgs) -> Launch {
-        let padded_dim = self.shape.padded_dim;
+        let (kernel, shared_bytes) = tile_kernel(self.shape.padded_dim);
         let tasks = self.bucket.rows * tasks_of_row(self.shape, AttentionMode::Tiles);
         let multiprocessors = self.device.properties().multiprocessors as usize;
         Launch {
-            kernel: if padded_dim > TILE_NARROW {
-                "attend_tile256_q8"
-            } else {
-                "attend_tile128_q8"
-            },
+            kernel,
             grid: grid(tasks.min(TILE_BLOCKS * multiprocessors), 1, 1),
             threads: 32 * ATTENTION_WARPS as u32,
-            shared_bytes: (3 * 128 * (padded_dim + 8)) as u32,
+            shared_bytes: shared_bytes as u32,
             args: Args::of(attention),
         }
     }

@@ -1,7 +1,7 @@
 //! The device as the backend uses it: memory, copies and kernels, all in one order.
 //!
-//! Calls take effect in the order in which they are made. [`Device::read`] and [`Device::finish_read`] are the only ones
-//! that wait.
+//! Calls take effect in the order in which they are made. [`Device::read`], [`Device::finish_read`] and [`Device::forget`]
+//! are the only ones that wait.
 
 use bytemuck::Pod;
 
@@ -97,11 +97,11 @@ pub struct Reading {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// An allocation failed.
-    #[error("out of device memory: cannot allocate {bytes} bytes")]
+    /// The device has too little memory.
+    #[error("out of device memory: {doing}")]
     OutOfMemory {
-        /// Size of the allocation.
-        bytes: usize,
+        /// What needed the memory.
+        doing: String,
     },
     /// A persistent error: every later call of this process fails too.
     #[error("{doing}: {code}: restart the process to use the device again")]
@@ -162,6 +162,12 @@ pub trait Device: Send {
     /// support it. No kernel does at first.
     fn let_overlap(&mut self, allowed: bool);
 
+    /// Returns whether any kernel may overlap the one before it.
+    fn overlaps(&self) -> bool;
+
+    /// Lets no kernel overlap from now on.
+    fn end_overlap(&mut self);
+
     /// Launches a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
 
@@ -171,6 +177,9 @@ pub trait Device: Send {
     /// Runs recorded launches.
     fn replay(&mut self, recording: Recording) -> Result<(), DeviceError>;
 
-    /// Drops all recordings.
-    fn forget_recordings(&mut self) -> Result<(), DeviceError>;
+    /// Returns the device memory that each recorded launch may take, in bytes.
+    fn recorded_launch_bytes(&self) -> u64;
+
+    /// Waits for all earlier calls and drops some recordings.
+    fn forget(&mut self, recordings: &[Recording]) -> Result<(), DeviceError>;
 }

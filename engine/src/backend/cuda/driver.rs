@@ -13,6 +13,7 @@
 //! [`Args`]: super::device::Args
 
 mod context;
+mod graphs;
 mod module;
 mod system;
 
@@ -62,6 +63,7 @@ fn failure(doing: &'static str, error: DriverError) -> DeviceError {
         | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
         | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
         | CUresult::CUDA_ERROR_SYSTEM_NOT_READY => DeviceError::Lost { doing, code },
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory { doing: doing.into() },
         _ => DeviceError::Call { doing, code },
     }
 }
@@ -82,7 +84,8 @@ pub struct Driver {
     modules: Vec<sys::CUmodule>,
     kernels: HashMap<&'static str, Kernel>,
     allocations: Vec<sys::CUdeviceptr>,
-    recordings: Vec<sys::CUgraphExec>,
+    recordings: Vec<Option<sys::CUgraphExec>>,
+    recorded_launch_bytes: u64,
     pinned: *mut u8, // PINNED_BYTES + READINGS * READING_BYTES bytes
     /// Events after the copies to the last parts of the pinned memory, and the part of the next copy.
     readings: [sys::CUevent; READINGS],
@@ -92,6 +95,8 @@ pub struct Driver {
     /// Whether kernels may overlap, and whether the stream's last call was a launch that the next one may overlap.
     may_overlap: bool,
     after_kernel: bool,
+    /// Whether launches are recorded.
+    is_recording: bool,
     /// The context. The last field, because it is released after everything else is freed.
     context: Context,
 }
@@ -111,12 +116,14 @@ impl Driver {
             kernels: HashMap::new(),
             allocations: Vec::new(),
             recordings: Vec::new(),
+            recorded_launch_bytes: 0,
             pinned: std::ptr::null_mut(),
             readings: [std::ptr::null_mut(); READINGS],
             next_reading: 0,
             pinned_used: 0,
             may_overlap: false,
             after_kernel: false,
+            is_recording: false,
             context,
         };
         // SAFETY: the context is current; the memory is freed when the value is dropped.
@@ -134,6 +141,7 @@ impl Driver {
     fn load_modules(&mut self) -> Result<(), DriverError> {
         let Properties { capability, shared_bytes, .. } = self.properties;
         let records_overlap = system::records_overlap()?;
+        self.recorded_launch_bytes = system::recorded_launch_bytes()?;
         let mut kinds = Vec::new();
         for module in MODULES {
             // SAFETY: the context is current.
@@ -201,33 +209,6 @@ impl Driver {
         // all in this file, drop the slice before the next wait.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.add(start), bytes) })
     }
-
-    /// Records launches.
-    fn capture(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
-        let stream = self.stream;
-        self.after_kernel = false;
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as this value.
-        self.call("recording", || unsafe { result::stream::begin_capture(stream, mode) })?;
-        let launched = launches.iter().try_for_each(|launch| self.launch(launch));
-        self.after_kernel = false;
-        // SAFETY: as above. The capture is ended also if a launch failed.
-        let ended = self.call("recording", || unsafe { result::stream::end_capture(stream) });
-        // After a failed launch, the graph is destroyed and not instantiated.
-        let recording = ended.and_then(|graph| {
-            self.call("recording", || unsafe {
-                // SAFETY: the graph was just captured, and is destroyed once.
-                let flags = sys::CUgraphInstantiate_flags_enum(0);
-                let made = launched.is_ok().then(|| result::graph::instantiate(graph, flags));
-                let destroyed = result::graph::destroy(graph);
-                made.transpose().and_then(|made| destroyed.map(|()| made))
-            })
-        });
-        launched?;
-        let recording = recording?.expect("a graph is instantiated unless a launch failed");
-        self.recordings.push(recording);
-        Ok(Recording(self.recordings.len() - 1))
-    }
 }
 
 impl Device for Driver {
@@ -244,7 +225,9 @@ impl Device for Driver {
         let allocate = || unsafe { result::malloc_sync(bytes.max(1)) };
         let allocated = self.context.make_current().and_then(|()| allocate());
         let address = allocated.map_err(|error| match error.0 {
-            CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory { bytes },
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                DeviceError::OutOfMemory { doing: format!("allocating {bytes} bytes") }
+            }
             _ => failure("allocating memory", error),
         })?;
         self.allocations.push(address);
@@ -334,9 +317,20 @@ impl Device for Driver {
         let kernel = *kernel.ok_or(DeviceError::UnknownKernel(launch.kernel))?;
         let overlapped = self.may_overlap && self.after_kernel && kernel.overlaps;
         let stream = self.stream;
-        // SAFETY: the context is current, and the stream lives as long as this value. The backend is responsible for the
-        // addresses in the parameter.
-        self.call("launching a kernel", || unsafe { kernel.launch(launch, stream, overlapped) })?;
+        let make = |overlapped| {
+            // SAFETY: the context is current, and the stream lives as long as this value. The backend is responsible for the
+            // addresses in the parameter.
+            self.call("launching a kernel", || unsafe { kernel.launch(launch, stream, overlapped) })
+        };
+        match make(overlapped) {
+            // A recording is made again as a whole.
+            Err(error @ DeviceError::Call { .. }) if overlapped && !self.is_recording => {
+                make(false)?;
+                tracing::warn!(%error, "kernels do not overlap from now on");
+                self.end_overlap();
+            }
+            result => result?,
+        }
         self.after_kernel = true;
         Ok(())
     }
@@ -345,39 +339,35 @@ impl Device for Driver {
         self.may_overlap = allowed;
     }
 
+    fn overlaps(&self) -> bool {
+        self.kernels.values().any(|kernel| kernel.overlaps)
+    }
+
+    fn end_overlap(&mut self) {
+        self.kernels.values_mut().for_each(|kernel| kernel.overlaps = false);
+    }
+
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
-        match self.capture(launches) {
-            // A driver that promises to record overlap but does not still runs the pass.
-            Err(error @ DeviceError::Call { .. }) if self.may_overlap => {
-                tracing::warn!(%error, "recorded again, and from now on no kernels overlap");
-                self.kernels.values_mut().for_each(|kernel| kernel.overlaps = false);
-                self.capture(launches)
-            }
-            result => result,
-        }
+        self.record_launches(launches)
+    }
+
+    fn recorded_launch_bytes(&self) -> u64 {
+        self.recorded_launch_bytes
     }
 
     fn replay(&mut self, recording: Recording) -> Result<(), DeviceError> {
-        let (graph, stream) = (self.recordings[recording.0], self.stream);
-        self.after_kernel = false;
-        // SAFETY: recordings live until `forget_recordings` empties the list.
-        self.call("replaying", || unsafe { result::graph::launch(graph, stream) })
+        self.launch_recording(recording)
     }
 
-    fn forget_recordings(&mut self) -> Result<(), DeviceError> {
-        self.synchronize()?;
-        for graph in std::mem::take(&mut self.recordings) {
-            // SAFETY: the graph was taken from the list, and the device is idle.
-            self.call("forgetting recordings", || unsafe { result::graph::exec_destroy(graph) })?;
-        }
-        Ok(())
+    fn forget(&mut self, recordings: &[Recording]) -> Result<(), DeviceError> {
+        self.destroy_recordings(recordings)
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
         // After a persistent error, only releasing the context frees anything.
-        if self.forget_recordings().is_err() {
+        if self.destroy_all_recordings().is_err() {
             return;
         }
         // SAFETY: the device is idle, and each is freed once.

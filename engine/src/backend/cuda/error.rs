@@ -64,6 +64,9 @@ pub enum CudaLoadError {
         /// Rows of the tested step.
         rows: usize,
     },
+    /// The test of a faster kernel has made the device unusable for this process.
+    #[error("a test of faster kernels failed: {0}; --gpu-kernels portable starts without them")]
+    KernelFault(#[source] DeviceError),
     /// The model's file cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -4,6 +4,8 @@ use super::error::CudaLoadError;
 
 /// Memory that stays free for the driver.
 pub const MARGIN_BYTES: u64 = 512 << 20;
+/// Part of it that recorded launches may take.
+pub const RECORDINGS_BYTES: u64 = MARGIN_BYTES / 2;
 /// Blocks that a block table can number.
 const BLOCKS_MAX: u64 = u32::MAX as u64;
 

@@ -14,6 +14,7 @@ mod args;
 mod attention;
 mod backend;
 mod buffers;
+mod choices;
 mod cost;
 mod device;
 mod driver;
@@ -29,6 +30,7 @@ mod memory;
 mod modules;
 mod peaks;
 mod plan;
+mod recordings;
 pub mod roofline;
 mod self_test;
 mod shape;
@@ -42,6 +44,7 @@ mod weights;
 
 use std::sync::Arc;
 
+pub use choices::GpuKernels;
 pub use cost::Cost;
 pub use device::{DeviceError, Properties};
 pub use driver::{Devices, count, devices, usable};
@@ -78,6 +81,8 @@ pub struct CudaOptions {
     pub activations: Option<Digits>,
     /// KV blocks (of 16 positions) in the pool.
     pub blocks: KvBlocks,
+    /// The kernels that run.
+    pub kernels: GpuKernels,
 }
 
 /// Loads a model onto a device: repacks its weights, allocates the KV pool and the buffers of steps.
@@ -149,7 +154,7 @@ fn start(
         state: State::default(),
     };
     self_test::run(&mut backend, model)?;
-    warpgroups::choose(&mut backend)?;
+    choices::choose(&mut backend, options.kernels)?;
     model.release_pages();
     Ok(backend)
 }

@@ -114,7 +114,7 @@ pub fn seconds_of(
     let all: Vec<Launch> = launches.iter().copied().cycle().take(times * launches.len()).collect();
     let recording = device.record(&all)?;
     let seconds = sample(device, waits_at, timing, |device| device.replay(recording))?;
-    device.forget_recordings()?;
+    device.forget(&[recording])?;
     Ok(seconds / all.len() as f64)
 }
 

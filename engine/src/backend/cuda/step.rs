@@ -1,14 +1,13 @@
 //! Passes on the device: one upload, the launches, and one download. `ahead.rs` chooses the passes of a step.
 
-use std::collections::HashMap;
-
 use super::{
     ahead::Ahead,
     buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity},
-    device::{Address, Device, DeviceError, Launch, Part, Reading, Recording},
+    device::{Address, Device, DeviceError, Launch, Part, Reading},
     forward::Pass,
     found::{Downloaded, List, Lists},
     plan::{self, AllWanted, Image, Piece, Wanted},
+    recordings::Recordings,
     shape::Shape,
     tuning::Tuning,
     weights::Weights,
@@ -20,8 +19,6 @@ use crate::{
 
 /// Above one candidate per this many tokens, candidates cost more than a second digit.
 const ONE_DIGIT_SHARE: usize = 64;
-/// Most recordings that are kept.
-const RECORDINGS_MAX: usize = 256;
 
 /// A model on a device.
 pub struct CudaBackend {
@@ -41,7 +38,7 @@ pub struct CudaBackend {
 /// State between steps. No result depends on it.
 #[derive(Default)]
 pub(super) struct State {
-    recordings: HashMap<Bucket, Recording>,
+    pub(super) recordings: Recordings,
     image: Image,
     found: Downloaded,
     /// Decodes that the last step has begun.
@@ -56,8 +53,9 @@ pub(super) struct State {
     pub(super) written: Vec<u64>,
     /// Whether one digit has ever left too many candidates; later steps then use two.
     pub(super) coarse: bool,
-    /// Whether the device has kernels with products of warpgroups, tested at load.
+    /// Whether the device has kernels with products of warpgroups, and attention in tiles, tested at load.
     pub(super) has_warpgroups: bool,
+    pub(super) has_tiles: bool,
 }
 
 /// A pass without a wait, and its outputs.
@@ -154,7 +152,8 @@ impl CudaBackend {
     fn attention(&self, part: &[Piece], chunks: &[Chunk<'_>]) -> (AttentionMode, usize) {
         let multiprocessors = self.device.properties().multiprocessors as usize;
         let tasks_max = self.tuning.split_tasks.saturating_mul(multiprocessors);
-        let tile_rows = self.tuning.attention_tile_rows;
+        let tile_rows =
+            if self.state.has_tiles { self.tuning.attention_tile_rows } else { usize::MAX };
         plan::attention(part, chunks, &self.shape, &self.buffers, tasks_max, tile_rows)
     }
 
@@ -280,12 +279,6 @@ impl CudaBackend {
         [pass.body(), pass.head(&self.buffers.outputs(&bucket))].concat()
     }
 
-    /// Drops all recordings.
-    pub(super) fn forget_recordings(&mut self) -> Result<(), DeviceError> {
-        self.state.recordings.clear();
-        self.device.forget_recordings()
-    }
-
     /// Collects what the launches of a pass depend on.
     pub(super) fn pass_of(&self, bucket: &Bucket) -> Pass<'_> {
         Pass {
@@ -309,23 +302,17 @@ impl CudaBackend {
         outputs: &Outputs,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let recorded = first && bucket.rows <= self.limits.recorded;
-        if let Some(recording) = self.state.recordings.get(bucket).filter(|_| recorded) {
-            return self.device.replay(*recording);
-        }
         self.device.let_overlap(bucket.rows <= self.tuning.overlap_rows);
-        let pass = self.pass_of(bucket);
-        let mut launches = if first { pass.body() } else { Vec::new() };
-        launches.extend(pass.head(outputs));
-        if !recorded {
-            return launches.iter().try_for_each(|launch| self.device.launch(launch));
+        let launches = |backend: &Self| {
+            let pass = backend.pass_of(bucket);
+            let mut launches = if first { pass.body() } else { Vec::new() };
+            launches.extend(pass.head(outputs));
+            launches
+        };
+        if first && bucket.rows <= self.limits.recorded {
+            return self.replay(bucket, launches);
         }
-        if self.state.recordings.len() >= RECORDINGS_MAX {
-            self.forget_recordings()?;
-        }
-        let recording = self.device.record(&launches)?;
-        self.state.recordings.insert(*bucket, recording);
-        self.device.replay(recording)
+        self.launch_all(&launches(self))
     }
 
     /// Waits for a pass without outputs, if nothing has.

@@ -4,23 +4,25 @@ mod ahead;
 mod attention;
 mod biases;
 mod checks;
+mod choices;
 mod distributions;
 mod equality;
+mod faulty;
 mod groups;
 mod launches;
 mod limits;
 mod overlap;
+mod recordings;
 mod roofline;
 mod sampling;
 mod tuning;
-mod warpgroups;
 mod widths;
 
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
-    CudaLoadError, CudaOptions, KvBlocks, args, buffers::Limits, device::Device, driver, emulated,
-    start, step::CudaBackend,
+    CudaLoadError, CudaOptions, GpuKernels, KvBlocks, args, buffers::Limits, device::Device,
+    driver, emulated, start, step::CudaBackend,
 };
 use crate::{
     Engine, EngineConfig, Event, Fork, ForkError, Request, SamplingParams,
@@ -46,7 +48,8 @@ fn model(name: &str) -> Arc<Model> {
 }
 
 fn options(kv: KvType, head: HeadMode) -> CudaOptions {
-    CudaOptions { ordinal: 0, kv, head, activations: None, blocks: KvBlocks::Exactly(BLOCKS) }
+    let (blocks, kernels) = (KvBlocks::Exactly(BLOCKS), GpuKernels::All);
+    CudaOptions { ordinal: 0, kv, head, activations: None, blocks, kernels }
 }
 
 /// Names a real device to test, as in `cuda:0`; without it, the emulated one is tested.

@@ -78,6 +78,8 @@ __device__ __forceinline__ void multiply_by_warpgroups(const uint4* const (&weig
             u32 k = even + odd, ahead = k + S::STAGES - 1;
             if (k >= args.k_blocks) break;
             u64 rows = descriptor(address_in_shared(stages + k % S::STAGES * S::STAGE_BYTES));
+            UNROLL for (u32 m = 0; m < S::WARP_M; m++) keep_here(sums[m]);
+            UNROLL for (u32 step = 0; step < STEPS; step++) keep_here(a[odd][step]);
             wgmma_fence();
             UNROLL for (u32 step = 0; step < STEPS; step++) {
                 UNROLL for (u32 m = 0; m < S::WARP_M; m++) wgmma_s8(sums[m], a[odd][step][m], rows + step * (WGMMA_K / 16));

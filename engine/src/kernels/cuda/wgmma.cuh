@@ -4,7 +4,8 @@
 //
 // - A product is asynchronous. Until `wgmma_wait` has waited for its group, its sums are not there, its registers of A
 //   must keep their values, and its part of shared memory must not be written.
-// - `wgmma_fence` stands between writes to registers and the first product that uses them.
+// - `wgmma_fence` stands between writes to registers and the first product that uses them. For the compiler it does not: `keep_here`
+//   keeps their computation before it.
 // - Copies and stores to shared memory are seen by products after `fence_to_products`, by the thread that wrote, and then a
 //   barrier.
 

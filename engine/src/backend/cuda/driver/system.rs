@@ -17,6 +17,8 @@ use super::{
 const DRIVER_MIN: i32 = 12_010;
 /// Oldest driver whose graphs record which kernels may overlap; with older ones, none does.
 const OVERLAP_DRIVER_MIN: i32 = 12_030;
+/// Oldest driver with small recordings.
+const SMALL_RECORDINGS_DRIVER_MIN: i32 = 12_040;
 /// Lowest compute capability that has the instructions of the kernels.
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
@@ -96,6 +98,12 @@ fn start_driver() -> Result<(i32, usize), CudaLoadError> {
 /// Returns whether the driver's graphs record which kernels may overlap.
 pub fn records_overlap() -> Result<bool, DriverError> {
     version().map(|version| version >= OVERLAP_DRIVER_MIN)
+}
+
+/// Returns the device memory that a recorded launch may take, in bytes. Up to CUDA 12.3 it is 64 KiB (PyTorch's notes on
+/// CUDA graph trees); later drivers take some 10 KB.
+pub fn recorded_launch_bytes() -> Result<u64, DriverError> {
+    version().map(|version| if version < SMALL_RECORDINGS_DRIVER_MIN { 64 << 10 } else { 16 << 10 })
 }
 
 fn version() -> Result<i32, DriverError> {

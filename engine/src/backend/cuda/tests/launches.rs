@@ -71,6 +71,10 @@ impl Device for Listener {
         Ok(())
     }
     fn let_overlap(&mut self, _: bool) {}
+    fn overlaps(&self) -> bool {
+        false
+    }
+    fn end_overlap(&mut self) {}
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         assert!(launch.threads > 0 && launch.threads.is_multiple_of(32), "{launch:?}");
         assert!(launch.shared_bytes <= self.shared_bytes(launch.kernel), "{launch:?}");
@@ -84,7 +88,10 @@ impl Device for Listener {
     fn replay(&mut self, _: Recording) -> Result<(), DeviceError> {
         Ok(())
     }
-    fn forget_recordings(&mut self) -> Result<(), DeviceError> {
+    fn recorded_launch_bytes(&self) -> u64 {
+        1
+    }
+    fn forget(&mut self, _: &[Recording]) -> Result<(), DeviceError> {
         Ok(())
     }
 }
@@ -112,7 +119,8 @@ fn launched_by(model: &Model, options: CudaOptions) -> Option<BTreeSet<&'static 
     }
     let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
     let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
-    let draws = LogitsFor::Largest(Ranking { draw: Some(draw), ..Ranking::largest(1) });
+    let (draw, report) = (Some(draw), Some(2));
+    let draws = LogitsFor::Largest(Ranking { draw, report, ..Ranking::largest(1) });
     run(&mut backend, &[part(&[1], 0, 0, draws)]);
     // 600 rows, and 100.
     run(&mut backend, &prompts(2, 300));

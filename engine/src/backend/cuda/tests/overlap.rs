@@ -84,7 +84,8 @@ fn check_steps(
     }
     let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
     let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
-    let draws = LogitsFor::Largest(Ranking { draw: Some(draw), ..Ranking::largest(1) });
+    let (draw, report) = (Some(draw), Some(2));
+    let draws = LogitsFor::Largest(Ranking { draw, report, ..Ranking::largest(1) });
     run(cuda, &[part(&all[..1], 0, 0, draws)]);
 }
 

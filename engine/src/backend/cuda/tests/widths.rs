@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     CudaOptions, HeadMode, KvBlocks, KvType, Limits, LogitsFor, Part, equality::check, is_emulated,
-    load, part, tokens,
+    load, options, part, tokens,
 };
 use crate::{
     backend::{
@@ -54,8 +54,8 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
     let most = sizes.decodes.iter().copied().max().expect("there are decodes");
     let block_count = sizes.prompts * prompt_blocks + most;
     let (kv, head) = (KvType::F16, HeadMode::Exact);
-    let (activations, blocks) = (None, KvBlocks::Exactly(block_count));
-    let options = CudaOptions { ordinal: 0, kv, head, activations, blocks };
+    let blocks = KvBlocks::Exactly(block_count);
+    let options = CudaOptions { blocks, ..options(kv, head) };
     let limits = Limits { rows: sizes.chunk.max(most), ..Limits::default() };
     let Some(mut cuda) = load(&model, options, limits) else { return };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -223,8 +223,11 @@ API cuGraphInstantiateWithFlags(GraphExec** made, Graph* graph, u64 flags) {
     ENTER_UNSAFE;
     if (!context->graphs.has(graph)) return INVALID_HANDLE;
     if (flags != 0) return INVALID_VALUE;
+    size_t bytes = graph->operations.size() * recorded_launch_bytes();
+    if (context->allocated_bytes + bytes > context->device->memory_bytes) return OUT_OF_MEMORY;
+    context->allocated_bytes += bytes;
     *made = context->graph_execs.make();
-    (*made)->operations = graph->operations;
+    (*made)->operations = graph->operations, (*made)->bytes = bytes;
     return SUCCESS;
 }
 
@@ -235,7 +238,10 @@ API cuGraphDestroy(Graph* graph) {
 
 API cuGraphExecDestroy(GraphExec* graph) {
     ENTER;
-    return context->graph_execs.remove(graph) ? SUCCESS : INVALID_HANDLE;
+    if (!context->graph_execs.has(graph)) return INVALID_HANDLE;
+    context->allocated_bytes -= graph->bytes;
+    context->graph_execs.remove(graph);
+    return SUCCESS;
 }
 
 API cuGraphLaunch(GraphExec* graph, Stream* stream) {

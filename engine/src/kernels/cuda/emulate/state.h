@@ -30,6 +30,8 @@ inline int& driver_version() {
     static thread_local int of_thread = EARLY_STARTS_VERSION;
     return of_thread;
 }
+// Device memory of a recorded launch.
+inline size_t recorded_launch_bytes() { return driver_version() < 12040 ? 64 << 10 : 16 << 10; }
 // Of CUDA 12.1, the oldest driver that the program accepts.
 constexpr u32 PTX_VERSION_MAX = 81;
 // Shared memory of a block that has not opted in to more.
@@ -80,6 +82,7 @@ struct Graph {
 };
 struct GraphExec {
     std::vector<Operation> operations;
+    size_t bytes = 0;  // of device memory
 };
 
 struct Stream {
@@ -173,6 +176,7 @@ struct Context {
     void end() {
         while (!allocations.empty()) free(allocations.begin()->first);
         for (auto& [address, bytes] : pinned) ::free(reinterpret_cast<void*>(address));
+        graph_execs.each([&](GraphExec& graph) { allocated_bytes -= graph.bytes; });
         pinned.clear(), streams.clear(), graphs.clear(), graph_execs.clear(), events.clear(), modules.clear();
     }
 
