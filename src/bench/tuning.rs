@@ -22,6 +22,7 @@ Loads the model once. Changes one constant at a time and measures decode steps a
   wgmma_rows           rows from which linears use the products of warpgroups of an H100 or H200
   overlap_rows         rows up to which a kernel may start while the one before it runs
   attention_tile_rows  rows of a sequence from which attention uses tensor cores, with --kv q8
+  shared_percent       share of shared memory in a multiprocessor's cache; 0: chosen for each kernel
   step_rows            rows of a prefill step
 Every value gives the same tokens. An asterisk marks the default.";
 

@@ -218,10 +218,12 @@ impl Scheduler {
     /// chunk ends with a draw.
     pub fn chunk<'a>(&'a self, planned: &PlannedChunk, logits: LogitsFor<'a>) -> Chunk<'a> {
         let sequence = &self.sequences[&planned.id];
+        // Further blocks, which drafts have taken, may have other holders.
+        let blocks = blocks_for(planned.end) + usize::from(planned.has_next_block);
         Chunk {
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,
-            blocks: &sequence.blocks,
+            blocks: &sequence.blocks[..blocks],
             logits: if planned.samples { logits } else { LogitsFor::Nothing },
         }
     }

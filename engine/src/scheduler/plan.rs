@@ -24,6 +24,8 @@ pub struct PlannedChunk {
     pub decodes: bool,
     /// Tokens at the end that are drafts.
     pub drafts: usize,
+    /// Whether the sequence alone has the block after the last position, which begins with the next one.
+    pub has_next_block: bool,
 }
 
 /// The reason a sequence cannot continue.
@@ -263,10 +265,11 @@ impl Scheduler {
         }
         let samples = end == length;
         let spares_one = || filling.cache.available() > self.running.len();
-        if samples && self.limits.block_ahead && end.is_multiple_of(BLOCK_TOKENS) && spares_one() {
-            self.take_block(id, end / BLOCK_TOKENS, filling);
-        }
-        filling.plan.chunks.push(PlannedChunk { id, start, end, samples, decodes, drafts });
+        let needs_next =
+            samples && self.limits.block_ahead && end.is_multiple_of(BLOCK_TOKENS) && spares_one();
+        let has_next_block = needs_next && self.take_block(id, end / BLOCK_TOKENS, filling);
+        let chunk = PlannedChunk { id, start, end, samples, decodes, drafts, has_next_block };
+        filling.plan.chunks.push(chunk);
     }
 
     /// Appends proposed drafts to a decoding sequence, as many as budget and free blocks allow; returns their number.

@@ -162,6 +162,10 @@ pub trait Device: Send {
     /// support it. No kernel does at first.
     fn let_overlap(&mut self, allowed: bool);
 
+    /// Sets the share of a multiprocessor's cache that is shared memory while any of the kernels run, in percent; 0: the driver chooses it
+    /// for each kernel, as at first. Recordings made before must be forgotten.
+    fn prefer_shared(&mut self, percent: usize) -> Result<(), DeviceError>;
+
     /// Returns whether any kernel may overlap the one before it.
     fn overlaps(&self) -> bool;
 

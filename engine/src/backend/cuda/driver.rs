@@ -135,6 +135,9 @@ impl Driver {
                 .map_err(|error| failure("creating an event", error))?;
         }
         driver.load_modules().map_err(|error| failure("loading kernels", error))?;
+        // The kernels have taken some memory.
+        let now = driver.context.properties();
+        driver.properties = now.map_err(|error| failure("reading device properties", error))?;
         Ok(driver)
     }
 
@@ -337,6 +340,13 @@ impl Device for Driver {
 
     fn let_overlap(&mut self, allowed: bool) {
         self.may_overlap = allowed;
+    }
+
+    fn prefer_shared(&mut self, percent: usize) -> Result<(), DeviceError> {
+        self.call("choosing the share of shared memory", || {
+            // SAFETY: the context is current, and the kernels are of loaded modules.
+            self.kernels.values().try_for_each(|kernel| unsafe { kernel.prefer_shared(percent) })
+        })
     }
 
     fn overlaps(&self) -> bool {

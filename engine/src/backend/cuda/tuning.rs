@@ -34,6 +34,9 @@ pub struct Tuning {
     pub overlap_rows: usize,
     /// Fewest rows of a sequence for which a step's attention over int8 keys and values takes tiles.
     pub attention_tile_rows: usize,
+    /// Share of a multiprocessor's cache that is shared memory, in percent; 0: the driver chooses it for each kernel. Kernels with
+    /// different shares may not be able to overlap.
+    pub shared_percent: usize,
 }
 
 impl Default for Tuning {
@@ -46,6 +49,7 @@ impl Default for Tuning {
             wgmma_rows: 512,
             overlap_rows: 1,
             attention_tile_rows: 16,
+            shared_percent: 0,
         }
     }
 }
@@ -94,7 +98,7 @@ struct Constant {
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 7] = [
+const CONSTANTS: [Constant; 8] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
@@ -143,6 +147,13 @@ const CONSTANTS: [Constant; 7] = [
         phase: Phase::Prefill,
         kv: Some(KvType::Q8),
         field: |tuning| &mut tuning.attention_tile_rows,
+    },
+    Constant {
+        name: "shared_percent",
+        values: &[0, 50, 100],
+        phase: Phase::Decode,
+        kv: None,
+        field: |tuning| &mut tuning.shared_percent,
     },
 ];
 
@@ -251,6 +262,9 @@ fn rate(
 impl CudaBackend {
     /// Changes the constants for later steps.
     pub(super) fn set_tuning(&mut self, tuning: Tuning) -> Result<(), DeviceError> {
+        if tuning.shared_percent != self.tuning.shared_percent {
+            self.device.prefer_shared(tuning.shared_percent)?;
+        }
         self.tuning = tuning;
         self.state.coarse = false;
         self.forget_recordings()

@@ -145,6 +145,31 @@ fn the_block_after_a_decode_is_taken_early_only_if_there_are_enough() {
     }
 }
 
+/// Drafts take blocks that stay after the drafts were dropped. A fork holds them, too, so no chunk of either may begin the position
+/// after a full block in them.
+#[test]
+fn blocks_that_a_fork_holds_are_not_the_next_ones_of_a_chunk() {
+    let mut scheduler = Scheduler::new(Limits { block_ahead: true, ..limits() }, 4);
+    add(&mut scheduler, normal(0), 14);
+    step(&mut scheduler);
+    scheduler.propose(|_, _, proposed| proposed.extend([1; 8]));
+    step(&mut scheduler);
+    assert_eq!(scheduler.sequences[&normal(0)].blocks.len(), 2);
+    let child = SequenceId { choice: 1, ..normal(0) };
+    scheduler.fork(normal(0), child, Fork::Shared, |_, _| {});
+    scheduler.propose(|_, _, _| {});
+    let plan = plan(&mut scheduler);
+    let table = |planned| scheduler.chunk(planned, LogitsFor::Last).blocks;
+    let tables: Vec<&[BlockId]> = plan.chunks.iter().map(table).collect();
+    let ends: Vec<usize> = plan.chunks.iter().map(|planned| planned.end).collect();
+    assert_eq!((ends, tables.len()), (vec![16, 16], 2));
+    for table in &tables {
+        let last = table.last().expect("a block");
+        let holders = tables.iter().filter(|other| other.contains(last)).count();
+        assert_eq!(holders, 1, "{tables:?}");
+    }
+}
+
 #[test]
 fn counts_of_sequences_are_by_state_and_priority() {
     let mut scheduler = Scheduler::new(limits(), 40);

@@ -63,6 +63,20 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    /// Sets the share of a multiprocessor's cache that is shared memory, in percent; 0: the driver chooses.
+    ///
+    /// # Safety
+    /// The context must be current, and the kernel's module loaded.
+    pub unsafe fn prefer_shared(&self, percent: usize) -> Result<(), DriverError> {
+        const DRIVER_CHOOSES: i32 = -1;
+        let percent = if percent == 0 { DRIVER_CHOOSES } else { percent.min(100) as i32 };
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: guaranteed by the caller.
+        unsafe { function::set_function_attribute(self.function, attribute, percent) }
+    }
+}
+
 /// Loads the first of a module's images that loads; reports the last error.
 ///
 /// # Safety

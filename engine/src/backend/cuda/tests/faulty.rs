@@ -111,6 +111,9 @@ impl Device for Faulty {
     fn end_overlap(&mut self) {
         self.real.end_overlap();
     }
+    fn prefer_shared(&mut self, percent: usize) -> Result<(), DeviceError> {
+        self.real.prefer_shared(percent)
+    }
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
         let (doing, code) = ("recording", "CUDA_ERROR".to_owned());
         let faults: Vec<Fault> = launches.iter().filter_map(|launch| self.of(launch)).collect();

@@ -75,6 +75,9 @@ impl Device for Listener {
         false
     }
     fn end_overlap(&mut self) {}
+    fn prefer_shared(&mut self, _: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         assert!(launch.threads > 0 && launch.threads.is_multiple_of(32), "{launch:?}");
         assert!(launch.shared_bytes <= self.shared_bytes(launch.kernel), "{launch:?}");

@@ -61,6 +61,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
         wgmma_rows: never,
         overlap_rows: never,
         attention_tile_rows: never,
+        shared_percent: 100,
     };
     for tuning in [
         Tuning {
@@ -71,6 +72,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
             wgmma_rows: 0,
             overlap_rows: 0,
             attention_tile_rows: 0,
+            shared_percent: 0,
         },
         most,
         Tuning { few_rows: 16, large_tile_rows: 65, ..most },
@@ -101,10 +103,12 @@ fn a_sweep_measures_every_constant() {
         "wgmma_rows",
         "overlap_rows",
         "attention_tile_rows",
+        "shared_percent",
     ];
     for constant in names {
         let of: Vec<_> = trials.iter().filter(|trial| trial.constant == constant).collect();
-        let is_decode = ["split_tasks", "one_digit_rows", "overlap_rows"].contains(&constant);
+        let is_decode = ["split_tasks", "one_digit_rows", "overlap_rows", "shared_percent"];
+        let is_decode = is_decode.contains(&constant);
         assert!(of.iter().all(|trial| (trial.phase == Phase::Decode) == is_decode), "{of:?}");
         assert!(of.len() > 2 && of.iter().any(|trial| trial.is_default), "{of:?}");
     }

@@ -326,6 +326,8 @@ API cuFuncGetAttribute(int* value, int attribute, Function* function) {
 API cuFuncSetAttribute(Function* function, int attribute, int value) {
     ENTER;
     if (!context->has(function)) return INVALID_HANDLE;
+    // A preference for shared memory, in percent; −1 for none.
+    if (attribute == 9) return value < -1 || value > 100 ? INVALID_VALUE : SUCCESS;
     i64 most = i64(context->device->shared_bytes) - function->info.static_shared_bytes;
     if (attribute != 8 || value < 0 || value > most) return INVALID_VALUE;
     function->dynamic_max = u32(value);
