@@ -130,7 +130,7 @@ impl Pass<'_> {
         };
         out.push(Launch {
             kernel: of_dtype(head.dtype, ["head_f32", "head_f16", "head_bf16", "head_i8"]),
-            grid: grid(shape.vocab.div_ceil(128), rows.div_ceil(4), 1),
+            grid: grid(rows.div_ceil(4), shape.vocab.div_ceil(128), 1),
             threads: 128,
             shared_bytes: 0,
             args: Args::of(&args),

@@ -83,7 +83,7 @@ pub struct Sweep {
 /// Rows of prefill steps to measure.
 const STEP_ROWS: [usize; 5] = [256, 512, 1024, 2048, 4096];
 /// Rows of prefill steps on which kernels for few rows and tiles are compared.
-const TILE_ROWS: [usize; 4] = [48, 128, 384, 1024];
+const TILE_ROWS: [usize; 5] = [48, 64, 128, 384, 1024];
 
 /// More rows than any step has.
 const NEVER: usize = 1 << 20;

@@ -28,11 +28,12 @@ constexpr u32 HEAD_R = 2, HEAD_X = 4;
 // logits[x, row] = Σ_k w[row, k] · x[k] in lane order, as in ops::dot_tile; for int8 rows times the scale of the row.
 //
 // Two threads share HEAD_R rows. Each thread has eight of the sixteen lanes: it loads 16 bytes of f16 at a time and
-// has 8 · HEAD_R · HEAD_X chains. The kernel reads the head once for HEAD_X hidden rows.
+// has 8 · HEAD_R · HEAD_X chains. The blocks of all hidden rows for the same head rows start together (x), so that these are read from
+// memory once.
 template <class E> __device__ __forceinline__ void head(const HeadArgs& args) {
     start_after_previous();
     u32 width = args.width, whole = args.step->whole, half = threadIdx.x % 2;
-    u32 first = blockIdx.x * blockDim.x + threadIdx.x / 2 * HEAD_R, first_x = blockIdx.y * HEAD_X;
+    u32 first = blockIdx.y * blockDim.x + threadIdx.x / 2 * HEAD_R, first_x = blockIdx.x * HEAD_X;
     if (first_x >= whole) return;
     const typename E::Stored* rows[HEAD_R];
     const float* xs[HEAD_X];

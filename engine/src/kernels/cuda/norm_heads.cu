@@ -18,6 +18,8 @@ KERNEL(256) norm_heads(const NormHeadsArgs args) {
         for (u32 i = lane % LANES; i < dim; i += LANES) squares = __fmaf_rn(x[i], x[i], squares);
         float mean = __fdiv_rn(sum_of_lanes(squares), __int2float_rn(i32(dim)));
         float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, args.eps)));
+        // Before a lane changes what another one has to read.
+        __syncwarp();
         for (u32 i = lane; i < dim; i += 32) x[i] = __fmul_rn(weight[i], __fmul_rn(x[i], inverse));
     }
 }

@@ -140,18 +140,17 @@ fn context<'a>(counts: &'a TokenCounts, tokens: &[u32]) -> Context<'a> {
     }
 }
 
-/// Requests of [`sampled_answers_equal_the_cpus`]: all parameters, some of them twice.
-const COUNT: usize = 38;
-
-/// Whole answers of both backends are equal, whatever the sampling parameters.
+/// Whole answers of both backends are equal, whatever the sampling parameters. Models differ in how logits are computed, not in how tokens
+/// are drawn from them, so that all but the first answer every other request.
 #[test]
 fn sampled_answers_equal_the_cpus() {
-    for name in ["bitnet-tiny", "qwen3-group-tiny", "qwen3-yarn-tiny", MINICPM, BIASED] {
-        check_sampled(name);
+    check_sampled("bitnet-tiny", 1);
+    for name in ["qwen3-group-tiny", "qwen3-yarn-tiny", MINICPM, BIASED] {
+        check_sampled(name, 2);
     }
 }
 
-fn check_sampled(name: &str) {
+fn check_sampled(name: &str, step: usize) {
     let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
     let Some(cuda) = load(&model, options, small()) else { return };
     let base = SamplingParams { max_tokens: 12, ..SamplingParams::default() };
@@ -180,7 +179,7 @@ fn check_sampled(name: &str) {
     let answers = |backend: Box<dyn Backend>| {
         let config = EngineConfig::new(model.config().context_length);
         let mut engine = Engine::new(backend, model.clone(), vec![3], config);
-        for (seed, sampling) in (0..).zip(params.iter().cycle().take(COUNT)) {
+        for (seed, sampling) in (0..).zip(params.iter().step_by(step)) {
             let sampling = SamplingParams { seed, ..sampling.clone() };
             let prompt = tokens_of(&model, 5, seed as u32);
             let request = Request { prompt, sampling, ..Request::default() };
@@ -199,8 +198,8 @@ fn check_sampled(name: &str) {
         outputs
     };
     let (want, got) = (answers(on_cpu(&model, options)), answers(Box::new(cuda)));
-    assert_eq!(want.len(), COUNT);
+    assert_eq!(want.len(), params.len().div_ceil(step));
     for (index, (want, got)) in want.iter().zip(&got).enumerate() {
-        assert_eq!(want, got, "{name}: {:?}", params[index % params.len()]);
+        assert_eq!(want, got, "{name}: {:?}", params[index * step]);
     }
 }

@@ -101,7 +101,8 @@ template <class T> T exchange(T value, u32 from) {
 #define __launch_bounds__(...)
 #define __restrict__
 // One block runs at a time.
-#define __shared__ static
+// All in one section, so that the emulation can fill it with garbage.
+#define __shared__ static __attribute__((section("shared_arrays")))
 #define __align__(n) __attribute__((aligned(n)))
 #define DYNAMIC_SHARED(name) u8* name = emulate::dynamic_shared()
 #define UNROLL

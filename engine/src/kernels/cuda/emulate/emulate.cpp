@@ -5,6 +5,8 @@
 //
 // The emulation detects errors of kernels that results alone would not show:
 // - Shared memory is filled with garbage before each block, and bytes after its end are checked for writes.
+// - Launches differ in the order of threads: up or down, all in turn or a warp as far as it can; blocks are run up or down. So a missing
+//   barrier lets threads read too early in some launch, or overwrite too early in another.
 // - Asynchronous copies are executed when a thread waits for them, or at once (`copies_early`).
 // - Products of warpgroups are executed when their group is closed or, with `copies_early`, when it is waited for: A is read,
 //   and C is written, not earlier. They see copies that were fenced.
@@ -31,6 +33,9 @@
 #include "emulate/warpgroup.h"
 
 #include "kernels.h"
+
+// The section of the static shared arrays, from the linker.
+extern "C" u8 __start_shared_arrays[], __stop_shared_arrays[];
 
 namespace emulate {
 
@@ -80,6 +85,11 @@ alignas(128) u8 seen_bytes[SHARED_MAX];
 constexpr u32 SHARED_START = 1024 + 128;
 Kernel body;
 void** body_args;
+// The order of the threads and blocks of a launch.
+struct {
+    bool backwards, by_warps;
+} order;
+u32 launch_count;
 
 extern "C" void emulate_switch(void** from, void* to);
 asm(R"(
@@ -215,9 +225,18 @@ void prepare(u32 t) {
     fiber.stack_pointer = top;
 }
 
+// Runs a thread as far as it can. Returns whether it was ready.
+bool run_thread(u32 t) {
+    if (fibers[t].state != State::Ready) return false;
+    current = &fibers[t];
+    emulate_switch(&scheduler_stack_pointer, fibers[t].stack_pointer);
+    return true;
+}
+
 void run_block() {
     size_t reach = std::min(sizeof shared_bytes, size_t(shared_size) + MARGIN);
     memset(shared_bytes, 0xcd, reach);  // garbage
+    memset(__start_shared_arrays, 0xcd, size_t(__stop_shared_arrays - __start_shared_arrays));
     memset(seen_bytes, 0xcd, reach);
     live_count = thread_count;
     in_barrier_count = in_wait_count = 0;
@@ -227,12 +246,17 @@ void run_block() {
     for (u32& arrived : arrived_in_warpgroup) arrived = 0;
     while (live_count > 0) {
         bool moved = false;
-        for (u32 t = 0; t < thread_count; t++) {
-            if (fibers[t].state != State::Ready) continue;
-            moved = true;
-            current = &fibers[t];
-            emulate_switch(&scheduler_stack_pointer, fibers[t].stack_pointer);
-            if (fault) return;
+        u32 together = order.by_warps ? 32 : thread_count;
+        for (u32 first = 0; first < thread_count; first += together) {
+            bool again;
+            do {
+                again = false;
+                for (u32 i = first; i < first + together; i++) {
+                    again |= run_thread(order.backwards ? thread_count - 1 - i : i);
+                    if (fault) return;
+                }
+                moved |= again;
+            } while (again && order.by_warps);
         }
         if (!moved) {
             fprintf(stderr, "emulate: deadlock between the threads of a block\n");
@@ -427,10 +451,12 @@ int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args, Guard* gu
     }
     grid_size = grid, block_size = block, shared_size = shared;
     body = kernel, body_args = args, fault = 0, guard = guard_of_launch;
+    u32 bits = launch_count++ * 2654435769u >> 30;
+    order = {(bits & 1) != 0, (bits & 2) != 0};
     for (u32 z = 0; z < grid.z && !fault; z++) {
         for (u32 y = 0; y < grid.y && !fault; y++) {
             for (u32 x = 0; x < grid.x && !fault; x++) {
-                block_index = {x, y, z};
+                block_index = order.backwards ? dim3{grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z} : dim3{x, y, z};
                 run_block();
             }
         }

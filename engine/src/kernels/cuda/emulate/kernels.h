@@ -1,7 +1,8 @@
-// Includes every kernel; a table maps names to kernels.
+// Includes every kernel; a table maps names to kernels. In a namespace without a name, arrays of templates can be in a section.
 
 #pragma once
 
+namespace {
 #include "activate.cu"
 #include "attend.cu"
 #include "attend_split.cu"
@@ -27,6 +28,7 @@
 #include "screen.cu"
 #include "screen_select.cu"
 #include "screen_tile.cu"
+}  // namespace
 
 namespace emulate {
 

@@ -49,7 +49,7 @@ void all_logits() {
             vector<float> x = random.values(rows * width), out(rows * vocab, NAN), want;
             for (u32 r = 0; r < rows; r++)
                 for (u32 v = 0; v < vocab; v++) want.push_back(head.logit(v, &x[r * width]));
-            run((std::string("head") + head.suffix).c_str(), {up(vocab, 128), up(rows, 4) + 1, 1}, 128, 0,
+            run((std::string("head") + head.suffix).c_str(), {up(rows, 4) + 1, up(vocab, 128), 1}, 128, 0,
                 HeadArgs{&step, head.stored, head.scales_or_null(), x.data(), out.data(), width, vocab});
             expect_same(out, want, std::string("head") + head.suffix);
         }
