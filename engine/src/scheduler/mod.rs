@@ -31,6 +31,7 @@
 
 mod fork;
 mod plan;
+mod planned;
 mod sequence;
 #[cfg(test)]
 mod tests;
@@ -48,7 +49,7 @@ use crate::{
 };
 
 pub use fork::Fork;
-pub use plan::{Plan, PlannedChunk, Refusal, StepLimits};
+pub use planned::{Plan, PlannedChunk, Refusal, StepLimits};
 use sequence::Sequence;
 pub use sequence::{Priority, SequenceId, State};
 
@@ -219,7 +220,7 @@ impl Scheduler {
     pub fn chunk<'a>(&'a self, planned: &PlannedChunk, logits: LogitsFor<'a>) -> Chunk<'a> {
         let sequence = &self.sequences[&planned.id];
         // Further blocks, which drafts have taken, may have other holders.
-        let blocks = blocks_for(planned.end) + usize::from(planned.has_next_block);
+        let blocks = blocks_for(planned.end) + usize::from(planned.has_next);
         Chunk {
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,

@@ -1,6 +1,8 @@
 //! Filling a step: decodes, running prefills, admissions, and the blocks that each needs.
 
-use super::{Priority, Scheduler, Sequence, SequenceId, State};
+use super::{
+    Plan, PlannedChunk, Priority, Refusal, Scheduler, Sequence, SequenceId, State, StepLimits,
+};
 use crate::kv::{BLOCK_TOKENS, BlockCache, BlockId, Writable, blocks_for};
 
 /// Admissions of each priority per round while all have pending sequences.
@@ -8,77 +10,6 @@ const WEIGHTS: [u32; 3] = [16, 4, 1]; // (priority)
 
 /// Pending sequences that are passed over in a step at most.
 const POSTPONED_MAX: usize = 64;
-
-/// One sequence's part of a step: the tokens at `start..end`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlannedChunk {
-    /// The sequence.
-    pub id: SequenceId,
-    /// First position.
-    pub start: usize,
-    /// Position after the last.
-    pub end: usize,
-    /// Whether the chunk ends with the sequence's last token, so that the next one is sampled.
-    pub samples: bool,
-    /// Whether this is a decode (otherwise a prefill chunk).
-    pub decodes: bool,
-    /// Tokens at the end that are drafts.
-    pub drafts: usize,
-    /// Whether the sequence alone has the block after the last position, which begins with the next one.
-    pub has_next_block: bool,
-}
-
-/// The reason a sequence cannot continue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// It needs more blocks than the pool has.
-    OutOfBlocks {
-        /// Blocks that its tokens take.
-        needed: usize,
-        /// Blocks in the pool.
-        total: usize,
-    },
-    /// It got no new token within the stall limit.
-    NoProgress {
-        /// Steps without work, and preemptions, since its newest token.
-        stalls: u32,
-    },
-}
-
-/// Limits of one step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StepLimits {
-    /// Most tokens in prefill chunks.
-    pub prefill: Option<usize>,
-    /// Most decodes of sequences that are not of the highest priority; these decode in turns.
-    pub decodes: Option<usize>,
-}
-
-/// The work of one step.
-#[derive(Debug, Clone, Default)]
-pub struct Plan {
-    /// Chunks to run, at most one per sequence.
-    pub chunks: Vec<PlannedChunk>,
-    /// Block copies that were made for the step, in order: from, to.
-    pub copies: Vec<(BlockId, BlockId)>,
-    /// Sequences that became pending again.
-    pub preempted: Vec<SequenceId>,
-    /// Sequences that the caller must remove.
-    pub refused: Vec<(SequenceId, Refusal)>,
-    /// Admitted sequences, and the number of their tokens found in the prefix cache.
-    pub admitted: Vec<(SequenceId, usize)>,
-}
-
-impl Plan {
-    fn clear(&mut self) {
-        let Self { chunks, copies, preempted, refused, admitted } = self;
-        chunks.clear();
-        copies.clear();
-        preempted.clear();
-        refused.clear();
-        admitted.clear();
-    }
-}
 
 /// A plan in the making, with the blocks of the storage.
 struct Filling<'a> {
@@ -264,12 +195,18 @@ impl Scheduler {
             self.computing.extend(hashes.get(blocks).into_iter().flatten().copied());
         }
         let samples = end == length;
-        let spares_one = || filling.cache.available() > self.running.len();
-        let needs_next =
-            samples && self.limits.block_ahead && end.is_multiple_of(BLOCK_TOKENS) && spares_one();
-        let has_next_block = needs_next && self.take_block(id, end / BLOCK_TOKENS, filling);
-        let chunk = PlannedChunk { id, start, end, samples, decodes, drafts, has_next_block };
-        filling.plan.chunks.push(chunk);
+        let ends_block = samples && self.limits.block_ahead && end.is_multiple_of(BLOCK_TOKENS);
+        let spares_one = filling.cache.available() > self.running.len();
+        let has_next = ends_block && spares_one && self.take_block(id, end / BLOCK_TOKENS, filling);
+        filling.plan.chunks.push(PlannedChunk {
+            id,
+            start,
+            end,
+            samples,
+            decodes,
+            drafts,
+            has_next,
+        });
     }
 
     /// Appends proposed drafts to a decoding sequence, as many as budget and free blocks allow; returns their number.

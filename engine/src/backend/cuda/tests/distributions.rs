@@ -19,7 +19,7 @@ fn ranking(row: usize, position: usize) -> Ranking {
         2 => Ranking { draw: Some(draw), ..Ranking::largest(1) },
         _ => Ranking::largest(1 + row % 3),
     };
-    let report = (row % 5 > 0).then_some([0, 1, 5, 20][row / 4 % 4]);
+    let report = (!row.is_multiple_of(5)).then_some([0, 1, 5, 20][row / 4 % 4]);
     Ranking { report, ..ranking }
 }
 
