@@ -66,11 +66,6 @@ __device__ __forceinline__ float int8_scale_of(float largest) { return __fdiv_rn
 // The same; `largest` is the largest magnitude of the elements that this lane has. All lanes of the warp must call it.
 __device__ __forceinline__ float int8_scale(float largest) { return int8_scale_of(largest_magnitude_of_warp(largest)); }
 
-__device__ __forceinline__ i32 sum_of_warp(i32 v) {
-    for (u32 width = 16; width > 0; width /= 2) v += __shfl_xor_sync(FULL_WARP, v, width);
-    return v;
-}
-
 // Converts bf16 bits to f32, exactly.
 __device__ __forceinline__ float widen_bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 

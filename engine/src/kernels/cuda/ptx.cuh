@@ -131,17 +131,41 @@ __device__ __forceinline__ i32 dot2_high(u32 a, u32 b, i32 c) {
 #endif
 }
 
-// Returns the largest number of the 32 of a warp.
-__device__ __forceinline__ u32 largest_u32_of_warp(u32 v) {
 #ifdef EMULATE
+// Joins the numbers of a warp.
+template <class Join> u32 emulate_redux(u32 v, Join) {
     emulate::warp_operation(
         [](void* lanes[32]) {
-            u32 largest = 0;
-            for (u32 l = 0; l < 32; l++) largest = *static_cast<u32*>(lanes[l]) > largest ? *static_cast<u32*>(lanes[l]) : largest;
-            for (u32 l = 0; l < 32; l++) *static_cast<u32*>(lanes[l]) = largest;
+            u32 all = *static_cast<u32*>(lanes[0]);
+            for (u32 l = 1; l < 32; l++) all = Join::of(all, *static_cast<u32*>(lanes[l]));
+            for (u32 l = 0; l < 32; l++) *static_cast<u32*>(lanes[l]) = all;
         },
         &v);
     return v;
+}
+#endif
+
+// Returns the sum of the 32 numbers of a warp.
+__device__ __forceinline__ i32 sum_of_warp(i32 v) {
+#ifdef EMULATE
+    struct Add {
+        static u32 of(u32 a, u32 b) { return a + b; }
+    };
+    return i32(emulate_redux(u32(v), Add{}));
+#else
+    i32 sum;
+    asm volatile("redux.sync.add.s32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(v));
+    return sum;
+#endif
+}
+
+// Returns the largest number of the 32 of a warp.
+__device__ __forceinline__ u32 largest_u32_of_warp(u32 v) {
+#ifdef EMULATE
+    struct Larger {
+        static u32 of(u32 a, u32 b) { return a > b ? a : b; }
+    };
+    return emulate_redux(v, Larger{});
 #else
     u32 largest;
     asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(v));
