@@ -195,6 +195,13 @@ fn gpu(gpus: &Result<Devices, CudaLoadError>) -> Check {
         Ok(Devices { driver, devices }) => {
             let mut text = format!("CUDA driver {driver}");
             for (ordinal, device) in devices.iter().enumerate() {
+                let device = match device {
+                    Ok(device) => device,
+                    Err(error) => {
+                        let _ = write!(text, "; cuda:{ordinal} cannot be used: {error}");
+                        continue;
+                    }
+                };
                 let (major, minor) = device.capability;
                 let (all, free) = (device.memory_bytes, device.memory_free_bytes);
                 let _ = write!(
@@ -221,13 +228,16 @@ fn cuda_json(gpus: &Result<Devices, CudaLoadError>) -> serde_json::Value {
     match gpus {
         Ok(Devices { driver, devices }) => json!({
             "driver": driver,
-            "devices": devices.iter().map(|device| json!({
-                "name": device.name,
-                "compute_capability": format!("{}.{}", device.capability.0, device.capability.1),
-                "multiprocessors": device.multiprocessors,
-                "memory_bytes": device.memory_bytes,
-                "memory_free_bytes": device.memory_free_bytes,
-            })).collect::<Vec<_>>(),
+            "devices": devices.iter().map(|device| match device {
+                Ok(device) => json!({
+                    "name": device.name,
+                    "compute_capability": format!("{}.{}", device.capability.0, device.capability.1),
+                    "multiprocessors": device.multiprocessors,
+                    "memory_bytes": device.memory_bytes,
+                    "memory_free_bytes": device.memory_free_bytes,
+                }),
+                Err(error) => json!({ "error": error.to_string() }),
+            }).collect::<Vec<_>>(),
         }),
         Err(error) => json!({ "missing": error.to_string() }),
     }

@@ -76,8 +76,8 @@ impl Memory {
 }
 
 fn gpu_free_bytes(ordinal: usize) -> anyhow::Result<u64> {
-    let devices = cuda::devices()?.devices;
-    Ok(devices.get(ordinal).context("the GPU is gone")?.memory_free_bytes)
+    let device = cuda::devices()?.devices.into_iter().nth(ordinal);
+    Ok(device.context("the GPU is gone")??.memory_free_bytes)
 }
 
 impl Service {

@@ -32,6 +32,24 @@ __device__ __forceinline__ Interval logit_bounds_of(const Estimates& estimates, 
     return interval(values[token], row, estimates.errors[token], estimates.norms[token]);
 }
 
+// Loads four numbers, aligned to their total size.
+__device__ __forceinline__ void load_four(const float* from, float (&out)[4]) {
+    float4 four = *reinterpret_cast<const float4*>(from);
+    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+}
+
+// The same for four tokens from a multiple of four on. All arrays have room for whole groups of 16.
+__device__ __forceinline__ void four_logit_bounds(const Estimates& estimates, const DigitRow& row, const float* values, u32 first,
+                                                  Interval (&out)[4]) {
+    float of[4], errors[4] = {}, norms[4] = {};
+    load_four(values + first, of);
+    if (estimates.errors) {
+        load_four(estimates.errors + first, errors);
+        load_four(estimates.norms + first, norms);
+    }
+    UNROLL for (u32 i = 0; i < 4; i++) out[i] = estimates.errors ? interval(of[i], row, errors[i], norms[i]) : exactly(of[i]);
+}
+
 __device__ __forceinline__ DigitRow digit_row(const Estimates& estimates, u32 row) {
     return estimates.errors ? estimates.rows[row] : DigitRow{};
 }

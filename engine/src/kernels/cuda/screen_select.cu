@@ -120,9 +120,14 @@ KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
     const float* values = args.estimates.values + u64(row) * groups * 16;
     DigitRow of_row = digit_row(args.estimates, row);
     float lowest = minus_infinity(), highest = minus_infinity();
-    for (u32 token = group * 16; token < group * 16 + 16 && token < args.vocab; token++) {
-        Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, values, token), ranking, token);
-        lowest = larger(bounds.lowest, lowest), highest = larger(bounds.highest, highest);
+    UNROLL for (u32 first = group * 16; first < group * 16 + 16; first += 4) {
+        Interval four[4];
+        four_logit_bounds(args.estimates, of_row, values, first, four);
+        UNROLL for (u32 i = 0; i < 4; i++) {
+            if (first + i >= args.vocab) break;
+            Interval bounds = value_bounds(four[i], ranking, first + i);
+            lowest = larger(bounds.lowest, lowest), highest = larger(bounds.highest, highest);
+        }
     }
     args.lowest[u64(row) * groups + group] = lowest;
     args.highest[u64(row) * groups + group] = highest;

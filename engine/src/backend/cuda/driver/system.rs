@@ -7,7 +7,10 @@ use cudarc::driver::{
 };
 
 use super::{
-    super::{device::Properties, error::CudaLoadError},
+    super::{
+        device::{DeviceError, Properties},
+        error::CudaLoadError,
+    },
     context::{self, Context},
     failure,
 };
@@ -23,28 +26,28 @@ const SMALL_RECORDINGS_DRIVER_MIN: i32 = 12_040;
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
 /// The driver and its devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Devices {
     /// Version of CUDA that the driver supports, `major.minor`.
     pub driver: String,
-    /// Devices, by ordinal.
-    pub devices: Vec<Properties>,
+    /// Devices, by ordinal; an error for one that cannot be opened, as when another process has it for itself.
+    pub devices: Vec<Result<Properties, DeviceError>>,
 }
 
 /// Loads the driver and lists the devices.
 ///
 /// # Errors
-/// [`CudaLoadError`]: the driver is missing or too old, or a call failed.
+/// [`CudaLoadError`]: the driver is missing or too old, or does not start.
 pub fn devices() -> Result<Devices, CudaLoadError> {
     let (version, count) = start_driver()?;
     let devices = (0..count).map(|ordinal| {
         let context = Context::new(ordinal).map_err(|error| failure("opening a device", error))?;
         let properties = context.properties();
-        properties.map_err(|error| failure("reading device properties", error).into())
+        properties.map_err(|error| failure("reading device properties", error))
     });
     Ok(Devices {
         driver: format!("{}.{}", version / 1000, version % 1000 / 10),
-        devices: devices.collect::<Result<_, CudaLoadError>>()?,
+        devices: devices.collect(),
     })
 }
 
