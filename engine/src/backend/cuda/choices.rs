@@ -34,8 +34,9 @@ const TILE_START: usize = 120;
 pub fn choose(backend: &mut CudaBackend, kernels: GpuKernels) -> Result<(), CudaLoadError> {
     if kernels == GpuKernels::Portable {
         backend.device.end_overlap();
-        return Ok(());
+        return Ok(backend.set_tuning(Tuning::default())?);
     }
+    backend.set_tuning(Tuning::default())?;
     let tested = warpgroups::choose(backend).and_then(|()| choose_by_steps(backend));
     tested.map_err(|error| match error {
         DeviceError::Sticky { .. } => CudaLoadError::KernelFault(error),

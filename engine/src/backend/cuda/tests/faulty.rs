@@ -45,8 +45,8 @@ impl Faulty {
     pub fn replace(backend: &mut CudaBackend) -> Shared {
         let none = InKernel { kernel: "none", fault: Fault::Nothing, in_overlap: false };
         let fault: Shared = Arc::new(Mutex::new(none));
-        let placeholder = super::device().expect("the backend has one, too");
-        let real = std::mem::replace(&mut backend.device, placeholder);
+        let other = super::device().expect("the backend has one, too");
+        let real = std::mem::replace(&mut backend.device, other);
         backend.device = Box::new(Self { real, fault: fault.clone(), may_overlap: false });
         fault
     }
