@@ -343,6 +343,8 @@ impl Thread {
                 self.folder.as_mut().and_then(|folder| folder.load(&hash, depth));
             }
         }
+        // The receiver of the answer may read the counts.
+        self.publish();
         // The engine may be gone.
         let bytes = blocks.iter().map(|(_, content)| content.len() as u64).sum();
         let staged = Staged::new(bytes, &self.staged);
