@@ -2,22 +2,21 @@
 
 #[cfg(test)]
 mod tests;
+mod thread;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, Receiver, Sender, SyncSender, TrySendError},
+        mpsc::{self, Sender, SyncSender, TrySendError},
     },
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use super::{
-    BlockFolder, FolderError, FolderLimits, TierStats, file, host::HostBlocks, stats::Counters,
-};
+use self::thread::Thread;
+use super::{BlockFolder, FolderError, FolderLimits, TierStats, host::HostBlocks, stats::Counters};
 use crate::kv::BlockHash;
 
 /// Blocks that wait to be written; more are not written.
@@ -26,18 +25,8 @@ const WRITES_MAX: usize = 64;
 const REQUESTS_MAX: usize = 4096;
 /// Bytes of blocks that were read and not taken yet; further reads wait.
 const STAGED_MAX: u64 = 64 << 20;
-/// Longest wait for that; what is read for an engine that has stopped is not taken.
-const STAGED_WAIT: Duration = Duration::from_secs(1);
 /// Contents that the engines have taken and that later ones are read into: new memory takes longer than reading.
 const SPARE_MAX: usize = 16;
-/// Time of reads from other workers in one fetch.
-const REMOTE_WITHIN: Duration = Duration::from_millis(500);
-/// Time between two looks whether they were taken.
-const STAGED_LOOK: Duration = Duration::from_millis(1);
-/// Time without writes after one failed.
-const WRITES_PAUSED: Duration = Duration::from_secs(60);
-/// Time between two scans for what other processes wrote or deleted.
-const SCAN_EVERY: Duration = Duration::from_secs(60);
 
 /// Blocks to read: the leading ones of a chain.
 #[derive(Debug)]
@@ -134,11 +123,18 @@ type Expectation = (Vec<BlockHash>, i64);
 #[derive(Debug, Clone)]
 pub struct BlockTiers {
     requests: SyncSender<Request>,
-    waiting_writes: Arc<AtomicU64>,
     /// Changes of what is expected, for which there was no room.
     unsent: Arc<Mutex<VecDeque<Expectation>>>,
-    spare: Arc<Spare>,
+    shared: Shared,
+}
+
+/// What the thread and the clones share.
+#[derive(Debug, Clone, Default)]
+struct Shared {
     counters: Arc<Counters>,
+    /// Blocks that wait to be written.
+    waiting_writes: Arc<AtomicU64>,
+    spare: Arc<Spare>,
 }
 
 /// Memory of contents that were taken.
@@ -172,34 +168,15 @@ impl BlockTiers {
         let path = folder.as_ref().map(|(path, _)| path.clone()).unwrap_or_default();
         let folder = folder.map(|(path, limits)| BlockFolder::open(&path, limits)).transpose()?;
         let (requests, inbox) = mpsc::sync_channel(REQUESTS_MAX);
-        let counters = Arc::new(Counters::default());
-        let waiting_writes = Arc::new(AtomicU64::new(0));
-        let spare = Arc::<Spare>::default();
-        let mut worker = Thread {
-            host: HostBlocks::new(host_bytes),
-            folder,
-            remote,
-            remote_until: Instant::now(),
-            expected: HashMap::new(),
-            counters: Arc::clone(&counters),
-            waiting_writes: Arc::clone(&waiting_writes),
-            staged: Arc::default(),
-            staged_max,
-            spare: Arc::clone(&spare),
-            writes_from: None,
-            scan_at: Instant::now() + SCAN_EVERY,
-        };
-        worker.publish();
-        let started = thread::Builder::new().name("kv-disk".to_owned()).spawn(move || {
-            worker.run(&inbox);
-        });
-        started.map_err(|source| FolderError { path, source })?;
-        Ok(Self { requests, waiting_writes, unsent: Arc::default(), spare, counters })
+        let (host, shared) = (HostBlocks::new(host_bytes), Shared::default());
+        let worker = Thread::new(host, folder, remote, shared.clone(), staged_max);
+        worker.start(inbox).map_err(|source| FolderError { path, source })?;
+        Ok(Self { requests, unsent: Arc::default(), shared })
     }
 
     /// Returns what the cache has and did.
     pub fn stats(&self) -> TierStats {
-        self.counters.stats()
+        self.shared.counters.stats()
     }
 
     /// Starts to read blocks. Returns false if too many requests wait: then there is no answer.
@@ -209,20 +186,20 @@ impl BlockTiers {
 
     /// Takes back the memory of a content that was read.
     pub(crate) fn reuse(&self, content: Vec<u8>) {
-        self.spare.give(content);
+        self.shared.spare.give(content);
     }
 
     /// Returns whether a block may be written now.
     pub(crate) fn has_room(&self) -> bool {
-        self.waiting_writes.load(Ordering::Relaxed) < WRITES_MAX as u64
+        self.shared.waiting_writes.load(Ordering::Relaxed) < WRITES_MAX as u64
     }
 
     /// Starts to write a block.
     pub(crate) fn store(&self, hash: BlockHash, depth: usize, content: Vec<u8>) {
-        self.waiting_writes.fetch_add(1, Ordering::Relaxed);
+        self.shared.waiting_writes.fetch_add(1, Ordering::Relaxed);
         if self.requests.try_send(Request::Store(hash, depth, content)).is_err() {
-            self.waiting_writes.fetch_sub(1, Ordering::Relaxed);
-            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            self.shared.waiting_writes.fetch_sub(1, Ordering::Relaxed);
+            self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -237,165 +214,6 @@ impl BlockTiers {
                 }
                 return;
             }
-        }
-    }
-}
-
-struct Thread {
-    host: HostBlocks,
-    folder: Option<BlockFolder>,
-    remote: Option<Box<dyn RemoteBlocks>>,
-    /// End of the reads from other workers in this fetch.
-    remote_until: Instant,
-    /// Waiting requests that will use each block.
-    expected: HashMap<BlockHash, i64>,
-    counters: Arc<Counters>,
-    waiting_writes: Arc<AtomicU64>,
-    /// Bytes of blocks that were read and not taken yet.
-    staged: Arc<AtomicU64>,
-    staged_max: u64,
-    spare: Arc<Spare>,
-    /// End of a pause after a failed write.
-    writes_from: Option<Instant>,
-    scan_at: Instant,
-}
-
-impl Thread {
-    fn run(&mut self, inbox: &Receiver<Request>) {
-        while let Ok(request) = inbox.recv() {
-            match request {
-                Request::Fetch(fetch) => self.fetch(fetch),
-                Request::Store(hash, depth, content) => {
-                    self.waiting_writes.fetch_sub(1, Ordering::Relaxed);
-                    self.store(hash, depth, &content);
-                }
-                Request::Expect(hashes, change) => self.expect(hashes, change),
-            }
-            if Instant::now() >= self.scan_at {
-                if let Some(Err(error)) = self.folder.as_mut().map(BlockFolder::scan) {
-                    tracing::warn!(%error, "the KV cache folder was not listed");
-                }
-                self.scan_at = Instant::now() + SCAN_EVERY;
-            }
-            self.publish();
-        }
-    }
-
-    fn publish(&self) {
-        let usage = self.folder.as_ref().map(BlockFolder::usage).unwrap_or_default();
-        self.counters.blocks.store(usage.blocks, Ordering::Relaxed);
-        self.counters.bytes.store(usage.bytes, Ordering::Relaxed);
-        self.counters.host_bytes.store(self.host.bytes(), Ordering::Relaxed);
-        self.counters.damaged.store(self.damaged(), Ordering::Relaxed);
-    }
-
-    /// Returns how many files were damaged.
-    fn damaged(&self) -> u64 {
-        self.folder.as_ref().map_or(0, BlockFolder::damaged)
-    }
-
-    /// Returns a block from the first tier that has it. The faster tiers have it from then on.
-    fn load(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
-        if let Some(content) = self.host.get(hash) {
-            self.counters.host_hits.fetch_add(1, Ordering::Relaxed);
-            return Some(content);
-        }
-        let of_folder = self.folder.as_mut();
-        let content = of_folder.and_then(|folder| folder.load_into(hash, depth, self.spare.take()));
-        let content = content.or_else(|| self.load_remote(hash, depth))?;
-        self.host.insert(*hash, &content, self.expected.contains_key(hash));
-        Some(content)
-    }
-
-    fn load_remote(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
-        if Instant::now() >= self.remote_until {
-            return None;
-        }
-        let file = self.remote.as_mut()?.fetch(&hash.to_string())?;
-        let Some(content) = file::content(hash, &file) else {
-            tracing::warn!(%hash, "another worker's KV block is damaged");
-            return None;
-        };
-        self.counters.remote_hits.fetch_add(1, Ordering::Relaxed);
-        self.write(hash, depth, content);
-        Some(content.to_vec())
-    }
-
-    fn fetch(&mut self, Fetch { hashes, depth, answer }: Fetch) {
-        let Some(first) = hashes.first().copied() else { return };
-        let has_room = self.wait_for_room();
-        let (began, mut blocks) = (Instant::now(), Vec::with_capacity(hashes.len()));
-        let (mut missing, damaged) = ((!has_room).then_some(first), self.damaged());
-        self.remote_until = began + REMOTE_WITHIN;
-        let mut chain = hashes.into_iter().zip(depth..);
-        for (hash, depth) in chain.by_ref().take_while(|_| has_room) {
-            let Some(content) = self.load(&hash, depth) else {
-                self.counters.misses.fetch_add(1, Ordering::Relaxed);
-                missing = Some(hash);
-                break;
-            };
-            self.counters.hits.fetch_add(1, Ordering::Relaxed);
-            blocks.push((hash, content));
-        }
-        if self.damaged() > damaged {
-            // What damaged one may have damaged others: they are deleted now, and written again together.
-            for (hash, depth) in chain {
-                self.folder.as_mut().and_then(|folder| folder.load(&hash, depth));
-            }
-        }
-        // The receiver of the answer may read the counts.
-        self.publish();
-        // The engine may be gone.
-        let bytes = blocks.iter().map(|(_, content)| content.len() as u64).sum();
-        let staged = Staged::new(bytes, &self.staged);
-        let _ = answer.send(Fetched { first, blocks, missing, time: began.elapsed(), staged });
-    }
-
-    /// Waits until what was read before is taken; false if that takes too long.
-    fn wait_for_room(&self) -> bool {
-        let began = Instant::now();
-        while self.staged.load(Ordering::Relaxed) >= self.staged_max {
-            if began.elapsed() >= STAGED_WAIT {
-                return false;
-            }
-            thread::sleep(STAGED_LOOK);
-        }
-        true
-    }
-
-    fn store(&mut self, hash: BlockHash, depth: usize, content: &[u8]) {
-        self.host.insert(hash, content, self.expected.contains_key(&hash));
-        self.write(&hash, depth, content);
-    }
-
-    /// Writes a block to the folder, if there is one.
-    fn write(&mut self, hash: &BlockHash, depth: usize, content: &[u8]) {
-        let Some(folder) = &mut self.folder else { return };
-        if self.writes_from.is_some_and(|from| Instant::now() < from) {
-            self.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        let expected = &self.expected;
-        match folder.store(hash, depth, content, |hash| expected.contains_key(hash)) {
-            Ok(true) => self.counters.written.fetch_add(1, Ordering::Relaxed),
-            Ok(false) => self.counters.refused.fetch_add(1, Ordering::Relaxed),
-            Err(error) => {
-                tracing::warn!(%error, "KV blocks are not written for a minute");
-                self.writes_from = Some(Instant::now() + WRITES_PAUSED);
-                self.counters.failed.fetch_add(1, Ordering::Relaxed)
-            }
-        };
-    }
-
-    fn expect(&mut self, hashes: Vec<BlockHash>, change: i64) {
-        for hash in hashes {
-            let count = self.expected.entry(hash).or_default();
-            *count += change;
-            let is_expected = *count > 0;
-            if !is_expected {
-                self.expected.remove(&hash);
-            }
-            self.host.set_expected(&hash, is_expected);
         }
     }
 }

@@ -1,7 +1,12 @@
 //! The tiers together: order, limits of what is read ahead, and damage.
 
+use std::collections::HashMap;
+
 use super::*;
-use crate::kv::{BLOCK_TOKENS, disk::FolderUse};
+use crate::kv::{
+    BLOCK_TOKENS,
+    disk::{FolderUse, file},
+};
 
 #[test]
 fn reads_wait_until_earlier_ones_are_taken() {
