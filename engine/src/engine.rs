@@ -11,6 +11,7 @@ mod active;
 mod drafts;
 mod draw;
 mod fork;
+mod needs;
 mod pace;
 mod report;
 mod rows;
@@ -32,6 +33,7 @@ use std::{
 use active::ActiveRequest;
 use drafts::Drafts;
 pub use fork::ForkError;
+use needs::Needs;
 use pace::Pace;
 use report::Spare;
 pub use report::{EngineConfig, EngineStats, StepReport};
@@ -39,7 +41,7 @@ pub use rows::RowTarget;
 use stored::Stored;
 
 use crate::{
-    backend::{Backend, Chunk, Logits, Ranking, SharedBackend, TokenLogit},
+    backend::{Backend, Chunk, Logits, SharedBackend, TokenLogit},
     kv::{
         BLOCK_TOKENS, BlockHash,
         disk::{BlockTiers, TierStats},
@@ -85,8 +87,7 @@ pub struct Engine {
     raised: Vec<u32>,
     /// Prefill tokens, decoded tokens and time of the last steps, while the device may still run them.
     untimed: (usize, usize, Duration),
-    /// The tokens to find after each of a sequence's drafts, for all sequences of the step with drafts.
-    rankings: Vec<Ranking>,
+    needs: Needs,
     /// The chunks of the step; empty between steps, and kept for its memory.
     chunks: Vec<Chunk<'static>>,
     spare: Spare,
@@ -141,7 +142,7 @@ impl Engine {
             further: Vec::new(),
             raised: Vec::new(),
             untimed: Default::default(),
-            rankings: Vec::new(),
+            needs: Needs::default(),
             chunks: Vec::new(),
             spare: Spare::default(),
             counters: EngineStats::default(),
@@ -192,7 +193,7 @@ impl Engine {
             let (context_length, ends) = (self.config.context_length, &self.eos_tokens);
             let active = ActiveRequest::new(id, &request, root, context_length, ends);
             let active = if strips_space { active.strip_leading_space() } else { active };
-            if self.backend.reports() { active.with_reports() } else { active }
+            if self.backend.draws() { active.with_draws() } else { active }
         };
         let mut active = new_active();
         let mut tokens = request.prompt.clone();

@@ -22,18 +22,22 @@ Examples:
 
 Each repetition measures all parameters one after another. Every step computes one token of each sequence: drafts are
 off. Prints medians, the shares of greedy decoding in the same repetition, and the share of draws with
-top_k, top_p or min_p for which all logits had to be computed. Log-probabilities always need all, on CPUs on the host.";
+top_k, top_p or min_p for which all logits had to be computed. Log-probabilities always need all, on CPUs on the host.
+Penalties apply to the prompt and to the answer so far.";
 
 /// Parameters by name; all other ones are the defaults.
 type Kind = (&'static str, fn(&mut SamplingParams));
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 8] = [
     ("greedy", |params| params.temperature = 0.0),
     ("temperature 1", |_| {}),
     ("temperature 0.6", |params| params.temperature = 0.6),
     ("min_p 0.05", |params| params.min_p = 0.05),
     ("top_k 40", |params| params.top_k = 40),
     ("top_p 0.9", |params| params.top_p = 0.9),
+    ("top_p, penalties", |params| {
+        (params.top_p, params.repetition_penalty, params.frequency_penalty) = (0.9, 1.1, 0.2);
+    }),
     ("logprobs 5", |params| params.logprobs = Some(5)),
 ];
 

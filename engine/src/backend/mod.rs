@@ -1,6 +1,7 @@
 //! Backends: a [`Backend`] runs steps on one device. It holds the weights and the KV storage, and has no
 //! other state between steps.
 
+mod change;
 pub(crate) mod class;
 pub mod cpu;
 pub mod cuda;
@@ -11,9 +12,10 @@ mod ranking;
 mod rope_scaling;
 mod shared;
 
+pub use change::LogitChange;
 pub use distribution::Distribution;
 pub use logits::{KeptRow, Logits, PositionLogits, TokenLogit};
-pub use ranking::{Above, FilteredDraw, Ranking, Rest};
+pub use ranking::{Above, Ranking, Rest, TokenDraw};
 pub(crate) use shared::SharedBackend;
 
 pub use crate::noise::{Noise, ScaledNoise};
@@ -43,14 +45,26 @@ pub enum LogitsFor<'a> {
     All,
     /// The last token of the chunk, and at least the logits of its first tokens in a ranking. Others may be left out.
     Largest(Ranking),
+    /// The last token of the chunk, and the ranking's [draw](Ranking::draw) after these changes, by ascending token. Only for
+    /// backends that [draw](Backend::draws).
+    Changed(Ranking, &'a [LogitChange]),
     /// The last tokens of the chunk, one for each ranking, and at least the logits of the first tokens in it.
     Each(&'a [Ranking]),
 }
 
-impl LogitsFor<'_> {
+impl<'a> LogitsFor<'a> {
     /// The last token of the chunk, and at least this many of its largest logits.
     pub const fn largest(count: usize) -> Self {
         Self::Largest(Ranking::largest(count))
+    }
+
+    /// Returns the ranking of the last token, if only that one is requested, and the changes before its draw.
+    pub(crate) fn of_last(self) -> Option<(Ranking, &'a [LogitChange])> {
+        match self {
+            Self::Largest(ranking) => Some((ranking, &[])),
+            Self::Changed(ranking, changes) => Some((ranking, changes)),
+            Self::Nothing | Self::Last | Self::All | Self::Each(_) => None,
+        }
     }
 }
 
@@ -191,9 +205,9 @@ pub trait Backend: Send {
         unreachable!("this backend keeps nothing of positions")
     }
 
-    /// Returns whether steps can report the distributions of positions with a [`Ranking`]. Of other backends,
-    /// [`Ranking::report`] must not be asked.
-    fn reports(&self) -> bool {
+    /// Returns whether steps can draw tokens after changes of logits, and report the distributions of positions with a
+    /// [`Ranking`]. Of other backends, [`LogitsFor::Changed`] and [`Ranking::report`] must not be asked.
+    fn draws(&self) -> bool {
         false
     }
 

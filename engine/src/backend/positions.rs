@@ -83,12 +83,12 @@ impl<'a> LogitsFor<'a> {
         let last = rows.end;
         let first = match self {
             Self::Nothing => last,
-            Self::Last | Self::Largest(_) => last - 1,
+            Self::Last | Self::Largest(_) | Self::Changed(..) => last - 1,
             Self::All => rows.start,
             Self::Each(rankings) => last - rankings.len(),
         };
         (first..last).map(move |row| match self {
-            Self::Largest(ranking) => (row, Some(ranking)),
+            Self::Largest(ranking) | Self::Changed(ranking, _) => (row, Some(ranking)),
             Self::Each(rankings) => (row, Some(rankings[row - first])),
             Self::Nothing | Self::Last | Self::All => (row, None),
         })

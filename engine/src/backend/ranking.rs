@@ -13,17 +13,17 @@ pub struct Ranking {
     pub noise: Option<ScaledNoise>,
     /// Keeps what [`tokens_above`](super::Backend::tokens_above) finds further tokens with.
     pub keeps: bool,
-    /// The draw that the tokens are for, if it has filters. A backend may draw the token itself:
-    /// [`PositionLogits::Drawn`](super::PositionLogits::Drawn).
-    pub draw: Option<FilteredDraw>,
-    /// The backend also [reports](super::Backend::reports) the position's distribution, with so many most probable tokens.
+    /// The draw that the tokens are for, if it has filters or [changes](super::LogitsFor::Changed). A backend may draw the token
+    /// itself: [`PositionLogits::Drawn`](super::PositionLogits::Drawn).
+    pub draw: Option<TokenDraw>,
+    /// The backend also [reports](super::Backend::draws) the position's distribution, with so many most probable tokens.
     pub report: Option<usize>,
 }
 
-/// A draw from the tokens that top-k, top-p and min-p leave, decided by the model's logits alone.
+/// A draw from the tokens that top-k, top-p and min-p leave, decided by the logits alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FilteredDraw {
-    /// The noise of tokens.
+pub struct TokenDraw {
+    /// The noise of tokens; with a temperature of 0, the most probable token is drawn.
     pub noise: ScaledNoise,
     /// As in [`SamplingParams`](crate::SamplingParams), like the others.
     pub top_k: usize,
@@ -31,6 +31,14 @@ pub struct FilteredDraw {
     pub top_p: f32,
     /// Above 0 if it leaves out tokens.
     pub min_p: f32,
+}
+
+impl TokenDraw {
+    /// Returns whether filters decide it, too, and not only logits and noise.
+    pub(crate) fn has_filters(&self) -> bool {
+        let leaves_out = self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0;
+        leaves_out && self.noise.temperature > 0.0
+    }
 }
 
 /// Tokens to find after a step: those with at least some logit.
@@ -62,7 +70,7 @@ impl Ranking {
     /// Returns the ranking of the same choice at the next position.
     pub(crate) fn next(self) -> Self {
         let next = |noise: ScaledNoise| ScaledNoise { noise: noise.noise.next(), ..noise };
-        let draw = self.draw.map(|draw| FilteredDraw { noise: next(draw.noise), ..draw });
+        let draw = self.draw.map(|draw| TokenDraw { noise: next(draw.noise), ..draw });
         Self { noise: self.noise.map(next), draw, ..self }
     }
 }

@@ -18,7 +18,7 @@ pub struct SharedBackend {
     block_count: usize,
     block_bytes: usize,
     weight_bytes: Option<usize>,
-    reports: bool,
+    draws: bool,
     decodes_ahead: bool,
 }
 
@@ -38,7 +38,7 @@ impl SharedBackend {
             block_count: backend.block_count(),
             block_bytes: backend.block_bytes(),
             weight_bytes: backend.weight_bytes(),
-            reports: backend.reports(),
+            draws: backend.draws(),
             decodes_ahead: backend.decodes_ahead(),
             turns: Arc::new(Turns { next: Mutex::new(()), backend: Mutex::new(backend) }),
         }
@@ -72,8 +72,8 @@ impl Backend for SharedBackend {
         self.weight_bytes
     }
 
-    fn reports(&self) -> bool {
-        self.reports
+    fn draws(&self) -> bool {
+        self.draws
     }
 
     fn decodes_ahead(&self) -> bool {

@@ -7,7 +7,7 @@ use super::{
     report::Spare,
 };
 use crate::{
-    backend::{LogitsFor, Ranking},
+    backend::{LogitChange, Ranking},
     kv::BlockHash,
     request::{Choice, Event, FinishReason, Output, Request, RequestId, TokenLogprob},
     sampler::{self, Context, Drawn, Logprobs, SamplingParams, TokenCounts},
@@ -53,8 +53,8 @@ pub(super) struct ActiveRequest {
     choices: Vec<Generation>,
     /// Number of choices with a sequence: one until the prompt is computed, then all.
     started: u32,
-    /// Whether the backend reports distributions.
-    backend_reports: bool,
+    /// Whether the backend changes logits, draws tokens and reports distributions.
+    backend_draws: bool,
 }
 
 impl ActiveRequest {
@@ -91,7 +91,7 @@ impl ActiveRequest {
             choices: choices.collect(),
             sampling,
             started: 1,
-            backend_reports: false,
+            backend_draws: false,
         }
     }
 
@@ -103,9 +103,9 @@ impl ActiveRequest {
         self
     }
 
-    /// Has distributions reported by the backend, if log-probabilities are requested.
-    pub fn with_reports(mut self) -> Self {
-        self.backend_reports = true;
+    /// Has tokens drawn after changes of logits, and distributions reported, by the backend.
+    pub fn with_draws(mut self) -> Self {
+        self.backend_draws = true;
         self
     }
 
@@ -169,19 +169,42 @@ impl ActiveRequest {
         Context { counts, masked, choice, position, known: None, distribution: None }
     }
 
-    /// Returns the logits that the draw of a choice's token at `position` needs.
-    pub fn logits_needed(&self, choice: u32, position: usize) -> LogitsFor<'static> {
+    /// Returns the tokens that the draw of a choice's token at `position` needs; `None` if it needs all. If the backend makes the
+    /// draw after changes of logits, they are added to `changes`.
+    pub fn ranking(
+        &self,
+        choice: u32,
+        position: usize,
+        changes: &mut Vec<LogitChange>,
+    ) -> Option<Ranking> {
+        let context = self.context(choice, position);
+        if self.backend_draws && !self.starts_others() {
+            return Some(sampler::needed_with_changes(&self.sampling, context, changes));
+        }
+        self.ranking_of_all(sampler::needed(&self.sampling, context))
+    }
+
+    /// Returns whether the draw of a choice's token at `position` needs some tokens only.
+    pub fn needs_some(&self, choice: u32, position: usize) -> bool {
         let needed = sampler::needed(&self.sampling, self.context(choice, position));
-        // Choices that start together draw from the same logits, each with its own noise; all must be decided.
-        let starts_others = (self.started as usize) < self.choices.len();
-        let for_all = |ranking: Ranking| match starts_others {
-            true => ranking.noise.is_none().then_some(Ranking { draw: None, ..ranking }),
-            false => Some(ranking),
-        };
+        self.ranking_of_all(needed).is_some()
+    }
+
+    /// Returns what the draws of all choices need that are made from the same logits.
+    fn ranking_of_all(&self, of_one: Ranking) -> Option<Ranking> {
         // Log-probabilities need all logits, if the backend does not compute them.
-        let for_host = needed.report.is_some() && !self.backend_reports;
-        let ranking = if for_host { None } else { for_all(needed) };
-        ranking.map_or(LogitsFor::Last, LogitsFor::Largest)
+        let for_host = of_one.report.is_some() && !self.backend_draws;
+        let ranking = Some(of_one).filter(|_| !for_host)?;
+        if !self.starts_others() {
+            return Some(ranking);
+        }
+        // Each choice has its own noise; all must be decided.
+        ranking.noise.is_none().then_some(Ranking { draw: None, ..ranking })
+    }
+
+    /// Returns whether further choices start from the logits of the first one.
+    fn starts_others(&self) -> bool {
+        (self.started as usize) < self.choices.len()
     }
 
     /// Adds to `rankings` the tokens to find at `position` and after each of so many drafts. The draws after `position`
@@ -214,8 +237,7 @@ impl ActiveRequest {
         let Generation { tokens: generated, chances, .. } = &self.choices[choice as usize];
         // The last token needs none after it.
         let most = most.min(self.max_tokens.saturating_sub(generated.len() + 1));
-        let finds_some = || matches!(self.logits_needed(choice, position), LogitsFor::Largest(_));
-        if most == 0 || !finds_some() {
+        if most == 0 || !self.needs_some(choice, position) {
             return;
         }
         let matched = drafts.propose(&self.root, chances, tokens, most, proposed);

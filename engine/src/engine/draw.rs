@@ -5,8 +5,7 @@ use std::{borrow::BorrowMut, sync::Arc};
 use super::{Engine, StepReport};
 use crate::{
     backend::{
-        Above, Backend as _, Distribution, KeptRow, Logits, LogitsFor, PositionLogits, StepError,
-        TokenLogit,
+        Above, Backend as _, Distribution, KeptRow, Logits, PositionLogits, StepError, TokenLogit,
     },
     request::{FinishReason, RequestError, RequestId},
     sampler::{self, Context, Drawn, Known, LogitSet, Logprobs, Sampled},
@@ -75,9 +74,9 @@ impl Engine {
             }
             PositionLogits::All(all) => {
                 let active = self.active.get(&RequestId(planned.id.request));
-                let needed = active.map(|active| active.logits_needed(planned.id.choice, position));
                 // Those that the backend found did not decide the draw.
-                let is_undecided = matches!(needed, Some(LogitsFor::Largest(_)));
+                let is_undecided =
+                    active.is_some_and(|active| active.needs_some(planned.id.choice, position));
                 self.counters.undecided_draws += u64::from(is_undecided);
                 self.draw_all_choices(planned, position, all, reported, report)
             }

@@ -4,7 +4,7 @@
 //! counters start at zero. Weights are never copied. Both go on independently, on any threads; as tokens depend on the
 //! request alone, both draw the same ones.
 
-use super::{Engine, EngineStats, Spare};
+use super::{Engine, EngineStats, Needs, Spare};
 use crate::{
     backend::{Backend as _, CopyError, Logits, StepError},
     request::RequestId,
@@ -77,7 +77,7 @@ impl Engine {
             further: Vec::new(),
             raised: Vec::new(),
             untimed: Default::default(),
-            rankings: Vec::new(),
+            needs: Needs::default(),
             chunks: Vec::new(),
             spare: Spare::default(),
             counters: EngineStats::default(),

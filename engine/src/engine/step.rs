@@ -8,7 +8,7 @@ use std::{
 
 use super::{Engine, StepReport};
 use crate::{
-    backend::{Backend as _, Chunk, LogitsFor, StepError},
+    backend::{Backend as _, Chunk, StepError},
     request::{Event, FinishReason, RequestError, RequestId},
     scheduler::{Plan, PlannedChunk, Refusal, StepLimits},
 };
@@ -177,29 +177,16 @@ impl Engine {
         self.counters.steps += 1;
         self.counters.prefill_tokens += report.prefill_tokens as u64;
         self.counters.decode_tokens += report.decode_tokens as u64;
-        let (scheduler, active) = (&self.scheduler, &self.active);
-        let request = |planned: &PlannedChunk| active.get(&RequestId(planned.id.request));
-        self.rankings.clear();
-        for planned in plan.chunks.iter().filter(|planned| planned.drafts > 0) {
-            let (choice, position) = (planned.id.choice, planned.end - planned.drafts);
-            if let Some(request) = request(planned) {
-                request.rankings(choice, position, planned.drafts, &mut self.rankings);
-            }
-        }
-        let mut rankings = &self.rankings[..];
+        let scheduler = &self.scheduler;
+        self.needs.list(&plan.chunks, &self.active);
         let mut chunks = emptied(std::mem::take(&mut self.chunks));
-        chunks.extend(plan.chunks.iter().map(|planned| {
-            let needed = match (planned.drafts, request(planned)) {
-                (0, Some(request)) => request.logits_needed(planned.id.choice, planned.end),
-                (0, None) => LogitsFor::Last,
-                (drafts, _) => {
-                    let (each, rest) = rankings.split_at(drafts + 1);
-                    rankings = rest;
-                    LogitsFor::Each(each)
-                }
-            };
-            scheduler.chunk(planned, needed)
-        }));
+        let needed = self.needs.of_chunks(&plan.chunks);
+        chunks.extend(
+            plan.chunks
+                .iter()
+                .zip(needed)
+                .map(|(planned, needed)| scheduler.chunk(planned, needed)),
+        );
         let result = self.backend.step(&chunks, &mut self.logits);
         self.chunks = emptied(chunks);
         result

@@ -24,7 +24,9 @@ pub use penalties::TokenCounts;
 use std::borrow::BorrowMut;
 
 use crate::{
-    backend::{Above, Distribution, FilteredDraw, Noise, Ranking, Rest, ScaledNoise, TokenLogit},
+    backend::{
+        Above, Distribution, LogitChange, Noise, Ranking, Rest, ScaledNoise, TokenDraw, TokenLogit,
+    },
     math,
 };
 
@@ -111,7 +113,8 @@ pub const VERSION: &str = "draw-2";
 /// Greedy needs the largest, top-k the k largest, min-p those within a distance from the largest, and a draw without
 /// filters the largest with its noise. For top-p, too, that is the first look: see [`Sampled::Undecided`]. If masks, penalties
 /// and bias change m logits, at most m others move up, so m more are enough, together with those that may
-/// [rise](raised_tokens). If none are changed, a backend may [draw](Ranking::draw) by itself.
+/// [rise](raised_tokens). If none are changed, a backend may [draw](Ranking::draw) by itself; otherwise it needs
+/// [the changes](needed_with_changes).
 pub fn needed(params: &SamplingParams, context: Context<'_>) -> Ranking {
     let temperature = params.temperature;
     let ranking = match *params {
@@ -128,13 +131,30 @@ pub fn needed(params: &SamplingParams, context: Context<'_>) -> Ranking {
     };
     let changed = context.masked.len() + params.logit_bias.len() + context.counts.distinct();
     let (count, keeps) = (ranking.count.saturating_add(changed), ranking.keeps || raises(params));
-    let filtered = || {
-        let SamplingParams { top_k, top_p, min_p, .. } = *params;
-        let of_draw = || ScaledNoise { noise: noise_of(params, context), temperature };
-        FilteredDraw { noise: ranking.noise.unwrap_or_else(of_draw), top_k, top_p, min_p }
-    };
-    let draws = temperature > 0.0 && params.has_filters() && changed == 0 && !raises(params);
-    Ranking { count, keeps, draw: draws.then(filtered), report: params.logprobs, ..ranking }
+    let draws = temperature > 0.0 && params.has_filters() && changed == 0;
+    let draw = draws.then(|| draw_of(params, context));
+    Ranking { count, keeps, draw, report: params.logprobs, ..ranking }
+}
+
+/// Returns the draw, for a backend that makes it.
+fn draw_of(params: &SamplingParams, context: Context<'_>) -> TokenDraw {
+    let SamplingParams { temperature, top_k, top_p, min_p, .. } = *params;
+    let noise = ScaledNoise { noise: noise_of(params, context), temperature };
+    TokenDraw { noise, top_k, top_p, min_p }
+}
+
+/// As [`needed`], for a backend that changes logits and draws by itself. Adds the changes to `changes`, by ascending token.
+pub fn needed_with_changes(
+    params: &SamplingParams,
+    context: Context<'_>,
+    changes: &mut Vec<LogitChange>,
+) -> Ranking {
+    let (ranking, before) = (needed(params, context), changes.len());
+    penalties::list_changes(params, context, changes);
+    match changes.len() - before {
+        0 => ranking,
+        _ => Ranking { draw: Some(draw_of(params, context)), ..ranking },
+    }
 }
 
 /// Returns whether parameters may raise logits, and not only lower them.

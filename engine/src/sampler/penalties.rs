@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{LogitSet, SamplingParams};
+use super::{Context, LogitSet, SamplingParams};
+use crate::backend::LogitChange;
 
 /// Counts of a sequence's tokens for penalties. Empty if no penalty is on.
 #[derive(Debug, Clone, Default)]
@@ -60,6 +61,35 @@ impl TokenCounts {
     }
 }
 
+/// Adds what masks, bias and penalties change together, by ascending token: the same arithmetic as theirs.
+pub fn list_changes(params: &SamplingParams, context: Context<'_>, changes: &mut Vec<LogitChange>) {
+    let biased = params.logit_bias.keys().chain(context.masked).copied();
+    let mut tokens: Vec<u32> = context.counts.tokens().chain(biased).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    changes.extend(tokens.into_iter().map(|token| change_of(token, params, context)));
+}
+
+fn change_of(token: u32, params: &SamplingParams, context: Context<'_>) -> LogitChange {
+    let TokenCounts { counts, counts_prompt, .. } = context.counts;
+    let mut change = LogitChange::none(token);
+    if let Some(bias) = params.logit_bias.get(&token) {
+        change.bias = *bias;
+    }
+    if context.masked.contains(&token) {
+        change.bias = f32::NEG_INFINITY;
+    }
+    if let Some(&generated) = counts.get(&token) {
+        if *counts_prompt {
+            change.penalty = params.repetition_penalty;
+        }
+        if generated > 0 {
+            change.less = params.presence_penalty + params.frequency_penalty * generated as f32;
+        }
+    }
+    change
+}
+
 /// Returns whether penalties may raise logits.
 pub fn raise(params: &SamplingParams) -> bool {
     params.repetition_penalty < 1.0
@@ -90,12 +120,64 @@ mod tests {
     use super::*;
 
     fn penalised(params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<f32> {
-        let mut logits = vec![2.0, -2.0, 1.0, 0.5];
+        changed(&[2.0, -2.0, 1.0, 0.5], params, prompt, output, &[])
+    }
+
+    /// Changes logits, one step after another. The listed changes are the same, to the bit.
+    fn changed(
+        before: &[f32],
+        params: &SamplingParams,
+        prompt: &[u32],
+        output: &[u32],
+        masked: &[u32],
+    ) -> Vec<f32> {
         let mut counts = TokenCounts::new(params, prompt);
         output.iter().for_each(|token| counts.add(*token));
+        let mut logits = before.to_vec();
+        mask(masked.iter().copied(), &mut logits[..]);
         add_bias(params, &mut logits[..]);
         counts.apply(params, &mut logits[..]);
+
+        let (known, distribution) = (None, None);
+        let context =
+            Context { counts: &counts, masked, choice: 0, position: 9, known, distribution };
+        let mut changes = vec![LogitChange::none(u32::MAX)];
+        list_changes(params, context, &mut changes);
+        assert_eq!(changes.remove(0).token, u32::MAX, "those of others stay");
+        assert!(changes.is_sorted_by(|a, b| a.token < b.token));
+        let mut listed = before.to_vec();
+        for change in &changes {
+            if let Some(logit) = listed.get_mut(change.token as usize) {
+                *logit = change.apply(*logit);
+            }
+        }
+        let bits = |logits: &[f32]| -> Vec<u32> { logits.iter().map(|l| l.to_bits()).collect() };
+        assert_eq!(bits(&listed), bits(&logits), "{params:?}");
         logits
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn listed_changes_are_those_of_the_steps(
+            logits in proptest::collection::vec(-20.0f32..20.0, 8),
+            (repetition, presence, frequency) in (0.3f32..2.0, -2.0f32..2.0, -2.0f32..2.0),
+            on in proptest::collection::vec(proptest::bool::ANY, 3),
+            bias in proptest::collection::btree_map(0u32..10, -100.0f32..100.0, 0..4),
+            prompt in proptest::collection::vec(0u32..10, 0..5),
+            output in proptest::collection::vec(0u32..10, 0..9),
+            masked in proptest::collection::vec(0u32..10, 0..3),
+        ) {
+            let params = SamplingParams {
+                repetition_penalty: if on[0] { repetition } else { 1.0 },
+                presence_penalty: if on[1] { presence } else { 0.0 },
+                frequency_penalty: if on[2] { frequency } else { 0.0 },
+                logit_bias: bias,
+                ..Default::default()
+            };
+            let mut logits = logits;
+            logits[..2].copy_from_slice(&[0.0, -0.0]);
+            changed(&logits, &params, &prompt, &output, &masked);
+        }
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
         logits.clear(1000);
         let rows = |chunk: &Chunk<'_>| match chunk.logits {
             LogitsFor::Nothing => 0,
-            LogitsFor::Last | LogitsFor::Largest(_) => 1,
+            LogitsFor::Last | LogitsFor::Largest(_) | LogitsFor::Changed(..) => 1,
             LogitsFor::All => chunk.tokens.len(),
             LogitsFor::Each(rankings) => rankings.len(),
         };

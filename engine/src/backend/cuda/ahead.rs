@@ -15,7 +15,7 @@ use super::{
     step::{CudaBackend, InFlight, undecided},
 };
 use crate::{
-    backend::{Chunk, Logits, LogitsFor, Ranking},
+    backend::{Chunk, LogitChange, Logits, LogitsFor, Ranking},
     kv::{BLOCK_TOKENS, BlockId, blocks_for},
 };
 
@@ -30,6 +30,8 @@ pub struct Ahead {
     rows: Vec<Row>,
     /// Block tables, one after another.
     blocks: Vec<BlockId>,
+    /// Changes of logits, one row's after another's.
+    changes: Vec<LogitChange>,
     /// `None` if the device does not compute them.
     pass: Option<InFlight>,
     /// The half of the carried tokens for the draws of this pass.
@@ -43,8 +45,8 @@ pub struct Ahead {
 impl Default for Ahead {
     /// Nothing, and a share of misses that falls below the limit with the first decodes that follow others.
     fn default() -> Self {
-        let (rows, blocks) = (Vec::new(), Vec::new());
-        Self { rows, blocks, pass: None, half: 0, misses: MISSES_MAX + 0.05, taken: 0 }
+        let (rows, blocks, changes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { rows, blocks, changes, pass: None, half: 0, misses: MISSES_MAX + 0.05, taken: 0 }
     }
 }
 
@@ -58,6 +60,7 @@ struct Row {
     position: usize,
     blocks: Range<usize>,
     ranking: Ranking,
+    changes: Range<usize>,
 }
 
 impl Ahead {
@@ -65,13 +68,15 @@ impl Ahead {
     fn find(&self, chunks: &[Chunk<'_>]) -> Vec<Option<usize>> {
         let mut next = 0;
         let find = |chunk: &Chunk<'_>| {
-            let (&[token], LogitsFor::Largest(ranking)) = (chunk.tokens, chunk.logits) else {
+            let (&[token], Some((ranking, changes))) = (chunk.tokens, chunk.logits.of_last())
+            else {
                 return None;
             };
             let is_it = |row: &Row| {
                 row.position == chunk.position
                     && row.token == Some(token)
                     && row.ranking == ranking
+                    && self.changes[row.changes.clone()] == *changes
                     && chunk.blocks.starts_with(&self.blocks[row.blocks.clone()])
             };
             // Sequences mostly keep their order.
@@ -109,7 +114,7 @@ impl CudaBackend {
     ) -> Result<(), DeviceError> {
         logits.clear(self.shape.vocab);
         logits.lay_out(
-            chunks.iter().flat_map(|chunk| self.screened(chunk).map(|screened| !screened)),
+            chunks.iter().flat_map(|chunk| self.screened(chunk).map(|screened| screened.is_none())),
         );
         self.state.candidates = 0;
         let before = std::mem::take(&mut self.state.ahead);
@@ -138,7 +143,7 @@ impl CudaBackend {
             // Tokens after drafts are carried, too, and not used.
             let mut place = carried_at + rows;
             for &chunk in &rest {
-                let is_next = matches!(chunks[chunk].logits, LogitsFor::Largest(_));
+                let is_next = chunks[chunk].logits.of_last().is_some();
                 carried[chunk] = is_next.then_some(place);
                 place += self.screened(&chunks[chunk]).count();
             }
@@ -169,8 +174,7 @@ impl CudaBackend {
         self.state.ahead = next;
         logits.set_largest(lists.iter().flatten().map(|list| list.tokens.as_slice()));
         logits.set_distributions(lists.into_iter().flatten().map(|list| list.distribution));
-        let wanted = chunks.iter().flat_map(|chunk| chunk.logits.wanted(0..chunk.tokens.len()));
-        let screened = wanted.filter_map(|(_, ranking)| ranking.filter(|r| self.screens(r)));
+        let screened = chunks.iter().flat_map(|chunk| self.screened(chunk)).flatten();
         logits.set_drawn(screened.map(|ranking| ranking.draw.is_some()));
         Ok(())
     }
@@ -180,17 +184,18 @@ impl CudaBackend {
         half * 2 * self.limits.screened
     }
 
-    /// Returns of each position of a chunk that needs logits whether the screen finds them.
-    fn screened(&self, chunk: &Chunk<'_>) -> impl Iterator<Item = bool> {
+    /// Returns the ranking of each position of a chunk that needs logits, if the screen finds its tokens.
+    fn screened(&self, chunk: &Chunk<'_>) -> impl Iterator<Item = Option<Ranking>> {
+        let changes = chunk.logits.of_last().map_or(0, |(_, changes)| changes.len());
         let wanted = chunk.logits.wanted(0..chunk.tokens.len());
-        wanted.map(|(_, ranking)| ranking.is_some_and(|ranking| self.screens(&ranking)))
+        wanted.map(move |(_, ranking)| ranking.filter(|ranking| self.screens(ranking, changes)))
     }
 
     /// Gives the lists of some chunks' positions to their chunks.
     fn spread(&self, flat: Lists, of: &[usize], chunks: &[Chunk<'_>], lists: &mut [Lists]) {
         let mut flat = flat.into_iter();
         for &index in of {
-            let count = self.screened(&chunks[index]).filter(|screened| *screened).count();
+            let count = self.screened(&chunks[index]).flatten().count();
             lists[index].extend(flat.by_ref().take(count));
         }
     }
@@ -241,7 +246,8 @@ impl CudaBackend {
         let most = self.limits.screened.min(self.limits.rows);
         let mut tokens = Vec::new();
         for (index, (chunk, carried)) in chunks.iter().zip(carried).enumerate() {
-            let (Some(carried), LogitsFor::Largest(ranking)) = (carried, chunk.logits) else {
+            let (Some(carried), Some((ranking, changes))) = (carried, chunk.logits.of_last())
+            else {
                 continue;
             };
             let position = chunk.position + chunk.tokens.len();
@@ -249,11 +255,18 @@ impl CudaBackend {
             if !has_room || position >= self.config.context_length || tokens.len() == most {
                 continue;
             }
+            // Penalties depend on the token that is drawn.
+            if !changes.iter().all(LogitChange::is_lasting) {
+                continue;
+            }
             tokens.push(IS_CARRIED | *carried as u32);
             let start = ahead.blocks.len();
             ahead.blocks.extend_from_slice(&chunk.blocks[..blocks_for(position + 1)]);
             let (blocks, ranking) = (start..ahead.blocks.len(), ranking.next());
-            ahead.rows.push(Row { chunk: index, token: None, position, blocks, ranking });
+            let start = ahead.changes.len();
+            ahead.changes.extend_from_slice(changes);
+            let changes = start..ahead.changes.len();
+            ahead.rows.push(Row { chunk: index, token: None, position, blocks, ranking, changes });
         }
         if tokens.is_empty() || ahead.misses > MISSES_MAX || self.state.alone {
             return Ok(ahead);
@@ -264,7 +277,7 @@ impl CudaBackend {
                 tokens: token,
                 position: row.position,
                 blocks: &ahead.blocks[row.blocks.clone()],
-                logits: LogitsFor::Largest(row.ranking),
+                logits: LogitsFor::Changed(row.ranking, &ahead.changes[row.changes.clone()]),
             })
             .collect();
         ahead.pass = self.begin(&decodes, self.half_at(ahead.half))?;

@@ -133,7 +133,12 @@ structs! {
     }
 
     /// Which tokens a row needs.
-    RowRanking = 32 { count: u32, within: f32, temperature: f32, single: u32, keys: [u32; 4] }
+    RowRanking = 40 {
+        count: u32, within: f32, temperature: f32, single: u32, keys: [u32; 4], first_change: u32, changes: u32,
+    }
+
+    /// A change of a token's logit; see `backend::LogitChange`.
+    LogitChange = 16 { token: u32, bias: f32, penalty: f32, less: f32 }
 
     /// What else decides a row's draw.
     RowFilter = 20 { is_on: u32, top_k: u32, top_p: f32, min_p: f32, reach: f32 }
@@ -165,22 +170,28 @@ structs! {
         width: u32, capacity: u32,
     }
 
-    DrawArgs = 56 {
-        step: Address, rankings: Address, found_counts: Address, found: Address, drawn: Address, carried: Address,
-        capacity: u32, unused: u32,
+    TakeChangedArgs = 96 {
+        step: Address, rankings: Address, estimates: Estimates, values: Address, lowest: Address, highest: Address,
+        changed_counts: Address, changed: Address, vocab: u32, changes_max: u32,
+    }
+
+    DrawArgs = 72 {
+        step: Address, rankings: Address, found_counts: Address, found: Address, changed: Address, firsts: Address,
+        drawn: Address, carried: Address, capacity: u32, changes_max: u32,
     }
 
     /// Bounds of what tokens weigh that are not candidates.
     Rest = 16 { least: f32, most: f32, before: f32, unused: u32 }
 
     WeighRestArgs = 88 {
-        step: Address, rankings: Address, filters: Address, estimates: Estimates, thresholds: Address, drawn: Address,
+        step: Address, rankings: Address, filters: Address, estimates: Estimates, thresholds: Address, firsts: Address,
         rests: Address, vocab: u32, unused: u32,
     }
 
-    FilteredDrawArgs = 88 {
+    FilteredDrawArgs = 112 {
         step: Address, rankings: Address, filters: Address, found_counts: Address, some_counts: Address, some: Address,
-        thresholds: Address, rests: Address, drawn: Address, carried: Address, capacity: u32, parts: u32,
+        thresholds: Address, rests: Address, changed: Address, firsts: Address, drawn: Address, carried: Address,
+        capacity: u32, parts: u32, changes_max: u32, unused: u32,
     }
 
     /// Parameters of the kernels that measure the device's highest rates.

@@ -31,7 +31,7 @@ impl Backend for CudaBackend {
         self.run(chunks, logits).map_err(failure)
     }
 
-    fn reports(&self) -> bool {
+    fn draws(&self) -> bool {
         self.weights.tables.head.finds()
     }
 

@@ -1,7 +1,10 @@
 //! Addresses of a step's buffers, and the layout of its inputs and outputs.
 
 use super::{
-    args::{AttentionTask, Distribution, Found, InputBlock, Rest, RowFilter, RowRanking, Step},
+    args::{
+        AttentionTask, Distribution, Found, InputBlock, LogitChange, Rest, RowFilter, RowRanking,
+        Step,
+    },
     attention::tasks_of_row,
     device::{Address, Properties},
     layout::{K_BLOCK, TILE_ROWS, k_blocks},
@@ -10,6 +13,8 @@ use super::{
 
 /// Most memory for attention scores, in bytes.
 const SCORES_BYTES: usize = 512 << 20;
+/// Most changed logits of a row: as many as a context of the usual models has tokens, with some that are biased.
+const CHANGES_MAX: usize = 4096 + 512;
 /// Attention warps that a multiprocessor runs at once.
 const WARPS: usize = 16;
 /// Parts of the vocabulary that blocks weigh one by one.
@@ -46,6 +51,11 @@ pub fn capacity(shape: &Shape) -> usize {
     (shape.vocab / 128).max(64)
 }
 
+/// Returns the largest number of changed logits of a row. For a row with more, all logits are computed.
+pub fn changes_max(shape: &Shape) -> usize {
+    CHANGES_MAX.min(shape.vocab)
+}
+
 /// Sizes that grids and layouts of a pass are made for; the pass may have fewer rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bucket {
@@ -61,6 +71,8 @@ pub struct Bucket {
     pub digits: usize,
     /// Whether a screened row has filters.
     pub filters: bool,
+    /// Whether logits of a screened row are changed.
+    pub changes: bool,
 }
 
 /// The attention kernels of a pass.
@@ -121,7 +133,7 @@ pub struct Inputs {
     pub rankings: Address,  // (screened)
     pub filters: Address,   // (screened), if a row has some
     pub tasks: Address,     // (tasks)
-    pub blocks: Address,    // the rest
+    pub blocks: Address,    // the rest, with the changes of logits after the tables
     start: Address,
 }
 
@@ -184,18 +196,21 @@ pub struct Buffers {
     pub sums: Address,      // (rows)
     pub scores: Address,
     pub maxima: Address,
-    pub whole_x: Address,     // (whole, hidden)
-    pub screened_x: Address,  // (screened, hidden)
-    pub digits: Address,      // (screened, 2, stride)
-    pub digit_rows: Address,  // (screened)
-    pub estimates: Address,   // (screened, padded vocab)
-    pub lowest: Address,      // (screened, groups)
-    pub highest: Address,     // (screened, groups)
-    pub carried: Address,     // (2, 2 * screened): tokens for later passes
-    pub some_counts: Address, // (screened): candidates of filters
-    pub some: Address,        // (screened, capacity)
-    pub thresholds: Address,  // (screened)
-    pub rests: Address,       // (screened, REST_PARTS)
+    pub whole_x: Address,        // (whole, hidden)
+    pub screened_x: Address,     // (screened, hidden)
+    pub digits: Address,         // (screened, 2, stride)
+    pub digit_rows: Address,     // (screened)
+    pub estimates: Address,      // (screened, padded vocab)
+    pub lowest: Address,         // (screened, groups)
+    pub highest: Address,        // (screened, groups)
+    pub carried: Address,        // (2, 2 * screened): tokens for later passes
+    pub some_counts: Address,    // (screened): candidates of filters
+    pub some: Address,           // (screened, capacity)
+    pub thresholds: Address,     // (screened)
+    pub rests: Address,          // (screened, REST_PARTS)
+    pub firsts: Address,         // (screened): first tokens of the rankings
+    pub changed_counts: Address, // (screened)
+    pub changed: Address,        // (screened, changes_max): tokens with changes
     scores_bytes: usize,
     warps_max: usize,
     capacity: usize,
@@ -224,9 +239,13 @@ impl Buffers {
             attention: AttentionMode::Split,
             digits: 2,
             filters: true,
+            changes: true,
         };
         let tables = limits.blocks.max(shape.context.div_ceil(16));
-        let input_bytes = Inputs::of(0, &largest, shape).blocks as usize + tables * 4;
+        let changes = screened * changes_max(shape);
+        let input_bytes = Inputs::of(0, &largest, shape).blocks as usize
+            + (tables * 4).next_multiple_of(size_of::<LogitChange>())
+            + changes * size_of::<LogitChange>();
         let capacity = capacity(shape);
         let of_screened = 4 + (1 + capacity) * size_of::<Found>();
         let of_whole = shape.vocab * 4 + size_of::<Distribution>();
@@ -264,6 +283,9 @@ impl Buffers {
             some: arena.take(screened * capacity * size_of::<Found>()),
             thresholds: arena.words(screened),
             rests: arena.take(screened * REST_PARTS * size_of::<Rest>()),
+            firsts: arena.take(screened * size_of::<Found>()),
+            changed_counts: arena.words(screened),
+            changed: arena.take(changes * size_of::<Found>()),
             scores_bytes,
             warps_max,
             capacity,

@@ -1,11 +1,13 @@
 //! The launches of the head: all logits of some rows, those of the first tokens in a ranking of others.
 
+mod screens;
+
 use super::{
     args::{
         DigitsArgs, DistributionArgs, DrawArgs, Estimates, FilteredDrawArgs, FinalNormArgs,
-        HeadArgs, LogitBoundsArgs, RescoreArgs, ScreenArgs, SelectArgs, WeighRestArgs,
+        HeadArgs, LogitBoundsArgs, RescoreArgs, SelectArgs, TakeChangedArgs, WeighRestArgs,
     },
-    buffers::{Bucket, Outputs, REST_PARTS, capacity, screen_blocks},
+    buffers::{Bucket, Outputs, REST_PARTS, capacity, changes_max},
     device::{Address, Args, Launch},
     forward::{Pass, grid},
     layout::TILE_ROWS,
@@ -14,28 +16,13 @@ use super::{
     weights::DeviceLinear,
 };
 
-/// A kernel of the screen: columns (rows times digits) and groups per block, warps, shared memory per warp.
-struct Screening {
-    kernel: &'static str,
-    columns: usize,
-    groups: usize,
-    warps: usize,
-    warp_bytes: usize,
-}
-
-#[rustfmt::skip]
-const SCREENS: [Screening; 4] = [
-    Screening { kernel: "screen_n8", columns: 8, groups: 1, warps: 8, warp_bytes: 6144 },
-    Screening { kernel: "screen_n16", columns: 16, groups: 1, warps: 8, warp_bytes: 8192 },
-    Screening { kernel: "screen_n32", columns: 32, groups: 2, warps: 8, warp_bytes: 8192 },
-    Screening { kernel: "screen_n64", columns: 64, groups: 2, warps: 4, warp_bytes: 8192 },
-];
-/// `screen_tile`, for more columns: columns, groups, threads and shared memory per block.
-const TILE: (usize, usize, u32, usize) = (128, 8, 256, 98_304);
 /// Threads of a block of `logit_bounds`, which has one for each group.
 const BOUNDS_THREADS: u32 = 256;
 /// Blocks that rescore one row's candidates.
 const RESCORE_BLOCKS: usize = 16;
+
+/// Blocks that take one row's tokens with changes, at most one for each thread.
+const CHANGED_BLOCKS: usize = 4;
 
 /// Where candidates go: those of rankings, or those of filters, which have thresholds.
 struct Candidates {
@@ -168,30 +155,42 @@ impl Pass<'_> {
             rows: buffers.digit_rows,
             values: buffers.estimates,
         };
+        if self.bucket.changes {
+            let changed = (buffers.changed_counts, buffers.changed, changes_max(shape));
+            out.push(self.take_changed(estimates));
+            out.push(self.rescore(head, 0, changed));
+        }
         let found = Candidates::of_ranking(outputs);
         out.push(self.select(estimates, &found));
-        out.push(self.rescore(head, &found));
+        out.push(self.rescore(head, 0, (found.counts, found.found, capacity(shape))));
         out.push(self.draw(outputs));
         if self.bucket.filters {
             let some = self.candidates_of_filters();
             out.push(self.bounds(estimates, some.filters));
             out.push(self.select(estimates, &some));
-            out.push(self.rescore(head, &some));
+            out.push(self.rescore(head, some.filters, (some.counts, some.found, capacity(shape))));
             self.filtered_draw(estimates, &some, outputs, out);
         }
     }
 
-    fn rescore(&self, head: &DenseHead, candidates: &Candidates) -> Launch {
+    /// Computes the logits of tokens: given by the numbers of each row, the tokens, and the room of a row. With `filters`, only of
+    /// rows with filters.
+    fn rescore(
+        &self,
+        head: &DenseHead,
+        filters: Address,
+        (found_counts, found, room): (Address, Address, usize),
+    ) -> Launch {
         let args = RescoreArgs {
             step: self.inputs.step,
             rows: head.rows,
             scales: head.scales,
             x: self.buffers.screened_x,
-            filters: candidates.filters,
-            found_counts: candidates.counts,
-            found: candidates.found,
+            filters,
+            found_counts,
+            found,
             width: self.shape.hidden as u32,
-            capacity: capacity(self.shape) as u32,
+            capacity: room as u32,
         };
         let kernels = ["rescore_f32", "rescore_f16", "rescore_bf16", "rescore_i8"];
         Launch {
@@ -209,6 +208,9 @@ impl Pass<'_> {
         let to = (buffers.estimates, shape.groups() * TILE_ROWS);
         self.ternary_head(head, self.screened_rows(), to, out);
         let exact = Estimates { errors: 0, norms: 0, rows: 0, values: buffers.estimates };
+        if self.bucket.changes {
+            out.push(self.take_changed(exact));
+        }
         out.push(self.bounds(exact, 0));
         out.push(self.select(exact, &Candidates::of_ranking(outputs)));
         out.push(self.draw(outputs));
@@ -252,6 +254,30 @@ impl Pass<'_> {
         }
     }
 
+    /// Takes the tokens with changes out of the estimates.
+    fn take_changed(&self, estimates: Estimates) -> Launch {
+        let buffers = self.buffers;
+        let args = TakeChangedArgs {
+            step: self.inputs.step,
+            rankings: self.inputs.rankings,
+            estimates,
+            values: estimates.values,
+            lowest: buffers.lowest,
+            highest: buffers.highest,
+            changed_counts: buffers.changed_counts,
+            changed: buffers.changed,
+            vocab: self.shape.vocab as u32,
+            changes_max: changes_max(self.shape) as u32,
+        };
+        Launch {
+            kernel: "take_changed",
+            grid: grid(CHANGED_BLOCKS, self.bucket.screened, 1),
+            threads: 256,
+            shared_bytes: 0,
+            args: Args::of(&args),
+        }
+    }
+
     /// Draws the tokens of rows with filters.
     fn filtered_draw(
         &self,
@@ -267,7 +293,7 @@ impl Pass<'_> {
             filters: some.filters,
             estimates,
             thresholds: some.thresholds,
-            drawn: outputs.drawn,
+            firsts: self.buffers.firsts,
             rests,
             vocab: self.shape.vocab as u32,
             unused: 0,
@@ -288,10 +314,14 @@ impl Pass<'_> {
             some: some.found,
             thresholds: some.thresholds,
             rests,
+            changed: self.buffers.changed,
+            firsts: self.buffers.firsts,
             drawn: outputs.drawn,
             carried: self.buffers.carried,
             capacity: capacity(self.shape) as u32,
             parts: REST_PARTS as u32,
+            changes_max: changes_max(self.shape) as u32,
+            unused: 0,
         };
         out.push(self.per_screened("filtered_draw", (256, 0), Args::of(&draw)));
     }
@@ -330,52 +360,14 @@ impl Pass<'_> {
             rankings: self.inputs.rankings,
             found_counts: outputs.found_counts,
             found: outputs.found,
+            changed: self.buffers.changed,
+            firsts: self.buffers.firsts,
             drawn: outputs.drawn,
             carried: self.buffers.carried,
             capacity: capacity(self.shape) as u32,
-            unused: 0,
+            changes_max: changes_max(self.shape) as u32,
         };
         self.per_screened("draw", (32, 0), Args::of(&args))
-    }
-
-    fn estimates(&self, screen: &ScreenRows) -> Launch {
-        let (shape, buffers) = (self.shape, self.buffers);
-        let columns = self.bucket.screened * self.bucket.digits;
-        let args = Args::of(&ScreenArgs {
-            step: self.inputs.step,
-            head: screen.rows,
-            scales: screen.scales,
-            errors: screen.errors,
-            norms: screen.norms,
-            digits: buffers.digits,
-            rows: buffers.digit_rows,
-            rankings: self.inputs.rankings,
-            estimates: buffers.estimates,
-            lowest: buffers.lowest,
-            highest: buffers.highest,
-            vocab: shape.vocab as u32,
-            k_blocks: screen_blocks(shape),
-            digit_count: self.bucket.digits as u32,
-            unused: 0,
-        });
-        let groups = shape.vocab.div_ceil(TILE_ROWS);
-        let (tile_columns, tile_groups, threads, bytes) = TILE;
-        let last = &SCREENS[SCREENS.len() - 1];
-        if columns > last.columns && bytes <= self.shared_bytes("screen_tile") {
-            let grid = grid(columns.div_ceil(tile_columns), groups.div_ceil(tile_groups), 1);
-            let shared_bytes = bytes as u32;
-            return Launch { kernel: "screen_tile", grid, threads, shared_bytes, args };
-        }
-        let screening = SCREENS.iter().find(|s| columns <= s.columns).unwrap_or(last);
-        let warps = screening.warps.min(self.shared_bytes(screening.kernel) / screening.warp_bytes);
-        let blocks = columns.div_ceil(screening.columns);
-        Launch {
-            kernel: screening.kernel,
-            grid: grid(groups.div_ceil(screening.groups), blocks, 1),
-            threads: 32 * warps as u32,
-            shared_bytes: (warps * screening.warp_bytes) as u32,
-            args,
-        }
     }
 }
 

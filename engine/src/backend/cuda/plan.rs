@@ -3,14 +3,14 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    args::{AttentionTask, RowFilter, RowRanking, Step},
+    args::{self, AttentionTask, RowFilter, RowRanking, Step},
     attention::tasks_of_row,
     buffers::{AttentionMode, Bucket, Buffers, Inputs, Limits, bucket_of},
     device::Address,
     shape::Shape,
 };
 use crate::{
-    backend::{Chunk, FilteredDraw, Ranking, cpu::KvType},
+    backend::{Chunk, LogitChange, Ranking, TokenDraw, cpu::KvType},
     kv::BLOCK_TOKENS,
 };
 
@@ -68,6 +68,8 @@ pub fn cut(chunks: &[Chunk<'_>], limits: &Limits) -> Vec<Vec<Piece>> {
 pub struct Wanted {
     /// Row within the part.
     pub row: usize,
+    /// Index of its chunk.
+    pub chunk: usize,
     /// The ranking.
     pub ranking: Ranking,
 }
@@ -75,12 +77,18 @@ pub struct Wanted {
 impl Wanted {
     /// Returns whether one token is enough.
     pub fn is_single(&self) -> bool {
-        self.has_filters() || self.ranking.count <= 1 && self.ranking.within == 0.0
+        self.ranking.draw.is_some() || self.ranking.count <= 1 && self.ranking.within == 0.0
     }
 
     /// Returns whether the device draws the token of this row with filters.
     pub fn has_filters(&self) -> bool {
-        self.ranking.draw.is_some()
+        self.ranking.draw.is_some_and(|draw| draw.has_filters())
+    }
+
+    /// Returns the changes of logits before the row's draw, of tokens in the vocabulary.
+    pub fn changes<'a>(&self, chunks: &[Chunk<'a>], shape: &Shape) -> &'a [LogitChange] {
+        let (_, changes) = chunks[self.chunk].logits.of_last().unwrap_or((self.ranking, &[]));
+        &changes[..changes.partition_point(|change| (change.token as usize) < shape.vocab)]
     }
 
     /// Returns whether the device computes the distribution of this row.
@@ -89,7 +97,8 @@ impl Wanted {
     }
 
     fn filter(&self) -> RowFilter {
-        let Some(FilteredDraw { noise, top_k, top_p, min_p }) = self.ranking.draw else {
+        let draw = self.ranking.draw.filter(TokenDraw::has_filters);
+        let Some(TokenDraw { noise, top_k, top_p, min_p }) = draw else {
             return RowFilter::zeroed();
         };
         // Without top-p, the ranking reaches as far as min-p.
@@ -97,9 +106,10 @@ impl Wanted {
         RowFilter { is_on: 1, top_k: top_k as u32, top_p, min_p, reach }
     }
 
-    fn for_device(&self) -> RowRanking {
+    /// Returns the ranking, with changes from an index on.
+    fn for_device(&self, first_change: usize, changes: usize) -> RowRanking {
         let ranking = match self.ranking.draw {
-            // The first token by noise; the filters decide whether it is the drawn one.
+            // The first token by noise; filters decide whether it is the drawn one.
             Some(draw) => Ranking { noise: Some(draw.noise), ..Ranking::largest(1) },
             None => self.ranking,
         };
@@ -110,6 +120,8 @@ impl Wanted {
             temperature: noise.map_or(0.0, |noise| noise.temperature),
             single: self.is_single().into(),
             keys: noise.map_or([0; 4], |noise| noise.noise.keys()),
+            first_change: first_change as u32,
+            changes: changes as u32,
         }
     }
 }
@@ -142,11 +154,12 @@ impl AllWanted {
     }
 }
 
-/// Finds the rows of a part that need logits. `screens` returns whether the screen finds the first tokens of a ranking.
+/// Finds the rows of a part that need logits. `screens` returns whether the screen finds the first tokens of a ranking, with so
+/// many changes of logits.
 pub fn wanted(
     part: &[Piece],
     chunks: &[Chunk<'_>],
-    screens: impl Fn(&Ranking) -> bool,
+    screens: impl Fn(&Ranking, usize) -> bool,
 ) -> AllWanted {
     let mut all = AllWanted::default();
     let mut first = 0;
@@ -156,8 +169,11 @@ pub fn wanted(
         let wanted = chunk.logits.wanted(0..chunk.tokens.len());
         for (row, ranking) in wanted.filter(|(row, _)| here.contains(row)) {
             let row = row - piece.start + first;
-            match ranking.filter(&screens) {
-                Some(ranking) => all.screened.push(Wanted { row, ranking }),
+            let changes = chunk.logits.of_last().map_or(0, |(_, changes)| changes.len());
+            match ranking.filter(|ranking| screens(ranking, changes)) {
+                Some(ranking) => {
+                    all.screened.push(Wanted { row, chunk: piece.chunk, ranking });
+                }
                 None => all.whole.push(row),
             }
         }
@@ -260,12 +276,23 @@ impl Image {
         put(bytes, inputs, inputs.whole, 0, of_step.map(|row| row as u32));
         put(bytes, inputs, inputs.tops, whole.len(), tops.map(|top| top as u32));
         put(bytes, inputs, inputs.screened, 0, screened.iter().map(|wanted| wanted.row as u32));
-        put(bytes, inputs, inputs.rankings, 0, screened.iter().map(Wanted::for_device));
         if bucket.filters {
             put(bytes, inputs, inputs.filters, 0, screened.iter().map(Wanted::filter));
         }
         put(bytes, inputs, inputs.tasks, 0, tasks.iter().copied());
         bytes.extend_from_slice(bytemuck::cast_slice(blocks));
+        // The changes follow, at a multiple of their size from the start of the inputs.
+        let size = size_of::<args::LogitChange>();
+        bytes.resize(bytes.len().next_multiple_of(size), 0);
+        for (row, wanted) in screened.iter().enumerate() {
+            let (first, changes) = (bytes.len() / size, wanted.changes(chunks, shape));
+            for &LogitChange { token, bias, penalty, less } in changes {
+                let change = args::LogitChange { token, bias, penalty, less };
+                bytes.extend_from_slice(bytemuck::bytes_of(&change));
+            }
+            let ranking = wanted.for_device(first, changes.len());
+            put(bytes, inputs, inputs.rankings, row, [ranking]);
+        }
     }
 }
 

@@ -144,6 +144,7 @@ mod tests {
             attention: AttentionMode::Split,
             digits: 2,
             filters: false,
+            changes: false,
         }
     }
 

@@ -132,7 +132,17 @@ pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError
 pub fn bucket(shape: &Shape, rows: usize) -> Bucket {
     let (reach, attention) = (shape.reach(1), AttentionMode::Split);
     let (whole, screened, reported) = (0, 0, 0);
-    Bucket { rows, whole, screened, reported, reach, attention, digits: 2, filters: false }
+    Bucket {
+        rows,
+        whole,
+        screened,
+        reported,
+        reach,
+        attention,
+        digits: 2,
+        filters: false,
+        changes: false,
+    }
 }
 
 /// Returns the input of a test step.

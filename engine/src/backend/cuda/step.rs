@@ -2,7 +2,7 @@
 
 use super::{
     ahead::Ahead,
-    buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity},
+    buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity, changes_max},
     device::{Address, Device, DeviceError, Launch, Part, Reading},
     forward::Pass,
     found::{Downloaded, List, Lists},
@@ -87,11 +87,16 @@ struct OfPass<'a> {
 impl CudaBackend {
     /// Returns whether the screen finds the first tokens of a ranking, or the token of its draw. It keeps nothing for further
     /// looks.
-    pub(super) fn screens(&self, ranking: &Ranking) -> bool {
-        let count = ranking.count;
+    pub(super) fn screens(&self, ranking: &Ranking, changes: usize) -> bool {
+        // The changes before a draw are made here.
+        let (count, is_whole) = match ranking.draw {
+            Some(draw) => (draw.top_k.max(1), true),
+            None => (ranking.count, !ranking.keeps && changes == 0),
+        };
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.tables.head.finds()
-            && (!ranking.keeps || ranking.draw.is_some())
+            && is_whole
+            && changes <= changes_max(&self.shape)
             && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
             && count <= room
     }
@@ -105,7 +110,8 @@ impl CudaBackend {
     ) -> Result<Lists, DeviceError> {
         let mut lists = Lists::new();
         for part in &plan::cut(chunks, &self.limits) {
-            let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
+            let wanted =
+                plan::wanted(part, chunks, |ranking, changes| self.screens(ranking, changes));
             let (attention, reach) = self.attention(part, chunks);
             let work = Work { part, chunks, attention, reach };
             let (here, rest) = all.split_at_mut(wanted.whole.len() * self.shape.vocab);
@@ -124,7 +130,7 @@ impl CudaBackend {
     ) -> Result<Option<InFlight>, DeviceError> {
         let parts = plan::cut(chunks, &self.limits);
         let [part] = &parts[..] else { return Ok(None) };
-        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
+        let wanted = plan::wanted(part, chunks, |ranking, changes| self.screens(ranking, changes));
         let is_one_pass = wanted.passes(&self.limits).len() == 1;
         let AllWanted { whole, screened } = wanted;
         if !whole.is_empty() || !screened.iter().all(Wanted::is_single) || !is_one_pass {
@@ -252,6 +258,8 @@ impl CudaBackend {
 
     fn bucket(&self, work: &Work<'_>, whole: usize, screened: &[Wanted]) -> Bucket {
         let filters = screened.iter().any(Wanted::has_filters);
+        let has_changes = |wanted: &Wanted| !wanted.changes(work.chunks, &self.shape).is_empty();
+        let changes = screened.iter().any(has_changes);
         let reported = screened.iter().filter(|wanted| wanted.is_reported()).count();
         let screened = screened.len();
         let one_digit = screened >= self.tuning.one_digit_rows && !self.state.coarse;
@@ -264,6 +272,7 @@ impl CudaBackend {
             attention: work.attention,
             digits: if one_digit { 1 } else { 2 },
             filters,
+            changes,
         }
     }
 
@@ -271,7 +280,7 @@ impl CudaBackend {
     pub(super) fn launches(&self, chunks: &[Chunk<'_>]) -> Vec<Launch> {
         let parts = plan::cut(chunks, &self.limits);
         let [part] = &parts[..] else { panic!("the step is of {} passes", parts.len()) };
-        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
+        let wanted = plan::wanted(part, chunks, |ranking, changes| self.screens(ranking, changes));
         let (attention, reach) = self.attention(part, chunks);
         let work = Work { part, chunks, attention, reach };
         let bucket = self.bucket(&work, wanted.whole.len(), &wanted.screened);

@@ -27,7 +27,8 @@ use super::{
 use crate::{
     Engine, EngineConfig, Event, Fork, ForkError, Request, SamplingParams,
     backend::{
-        Backend, Chunk, CopyError, Logits, LogitsFor, StepError,
+        Backend, Chunk, CopyError, LogitChange, Logits, LogitsFor, Noise, Ranking, ScaledNoise,
+        StepError, TokenDraw,
         cpu::{HeadMode, KvType},
     },
     files::Model,
@@ -109,6 +110,15 @@ fn tokens(count: usize, seed: u32) -> Vec<u32> {
 fn tokens_of(model: &Model, count: usize, seed: u32) -> Vec<u32> {
     let vocab = model.config().vocab_size as u32;
     tokens(count, seed).into_iter().map(|token| token % vocab).collect()
+}
+
+/// A draw with filters, after a change of a logit, with a distribution.
+fn changed_draw() -> LogitsFor<'static> {
+    let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
+    let draw = TokenDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
+    let ranking = Ranking { draw: Some(draw), report: Some(2), ..Ranking::largest(1) };
+    const CHANGES: &[LogitChange] = &[LogitChange { less: 0.5, ..LogitChange::none(7) }];
+    LogitsFor::Changed(ranking, CHANGES)
 }
 
 /// A sequence's part of a step.

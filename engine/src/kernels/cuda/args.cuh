@@ -313,6 +313,16 @@ struct RowRanking {
     float temperature;  // 0: no noise
     u32 single;         // 1: only the first token is needed; count is 1 and within 0
     u32 keys[4];        // of the noise
+    u32 first_change;   // index of the row's changes from the start of the inputs
+    u32 changes;        // number of changes; only of rows that need a single token
+};
+
+// A change of a token's logit before the draw, as `LogitChange` in engine/src/backend/change.rs. Those of a row are by ascending token.
+struct LogitChange {
+    u32 token;
+    float bias;     // added first
+    float penalty;  // then logits below 0 are multiplied by this, and others divided
+    float less;     // subtracted last
 };
 
 // What else decides a row's draw, as `Filters` in engine/src/backend/ranking.rs.
@@ -376,6 +386,20 @@ struct SelectArgs {
     u32 capacity;
 };
 
+// The tokens with changes are taken out of the estimates, and their logits are computed one by one.
+struct TakeChangedArgs {
+    const Step* step;
+    const RowRanking* rankings;  // (screened)
+    Estimates estimates;
+    float* values;        // the same as estimates.values, for −∞ in place of the tokens with changes
+    float* lowest;        // as in ScreenArgs, of the groups with such tokens
+    float* highest;
+    u32* changed_counts;  // (screened): numbers of these tokens
+    Found* changed;       // (screened, changes_max): the tokens, with their estimates, in the order of the changes
+    u32 vocab;
+    u32 changes_max;
+};
+
 struct RescoreArgs {
     const Step* step;
     const void* rows;         // (vocab, width) of dtype, as in HeadArgs
@@ -393,10 +417,12 @@ struct DrawArgs {
     const RowRanking* rankings;  // (screened)
     u32* found_counts;           // (screened): changed to capacity + 1 if the candidates do not decide the first token
     const Found* found;          // (screened, capacity)
-    Found* drawn;                // (screened): the first token of the rows that need a single one
+    const Found* changed;        // (screened, changes_max): the tokens with changes, with the model's logits
+    Found* firsts;               // (screened): the first token of the rows that need a single one, with its logit after a change
+    Found* drawn;                // (screened): the same with the model's logit
     u32* carried;                // the same tokens from index step->carry on, for later passes; 0 if not decided
     u32 capacity;
-    u32 unused;
+    u32 changes_max;
 };
 
 // Bounds of what tokens weigh that are not among the candidates of filters, in units of a token with the threshold as its logit.
@@ -413,7 +439,7 @@ struct WeighRestArgs {
     const RowFilter* filters;    // (screened)
     Estimates estimates;
     const float* thresholds;  // (screened)
-    const Found* drawn;       // (screened): the first tokens of the rankings
+    const Found* firsts;      // (screened): the first tokens of the rankings
     Rest* rests;              // (screened, gridDim.x): of a part of the tokens each
     u32 vocab;
     u32 unused;
@@ -428,10 +454,14 @@ struct FilteredDrawArgs {
     const Found* some;           // (screened, capacity): these candidates
     const float* thresholds;     // (screened)
     const Rest* rests;           // (screened, parts)
-    Found* drawn;                // (screened): read: the first token of the ranking; written: the drawn one
-    u32* carried;                // as in DrawArgs
+    const Found* changed;        // as in DrawArgs, as the others
+    const Found* firsts;
+    Found* drawn;                // (screened): the drawn token, with the model's logit
+    u32* carried;
     u32 capacity;
     u32 parts;
+    u32 changes_max;
+    u32 unused;
 };
 
 // Arguments of peak_*, which measure the highest rates of a device.

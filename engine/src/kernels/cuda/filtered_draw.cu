@@ -1,5 +1,5 @@
 // Draws with top-k, top-p and min-p, as engine/src/sampler/filters.rs defines them, from the exact logits of the most probable
-// tokens and bounds of the others.
+// tokens and of those with changes, and bounds of the others.
 //
 // The tokens that can be drawn are the first of the order by descending logit, then by ascending token: of the tokens that top-k
 // leaves, those before which the others weigh less than top_p of all, and with a weight of at least min_p. So only the token with
@@ -26,7 +26,7 @@ KERNEL(256) weigh_rest(const WeighRestArgs args) {
     if (!filter.is_on || filter.top_k > 0 || filter.top_p >= 1.0f) return;
     float threshold = args.thresholds[row], temperature = args.rankings[row].temperature;
     float least = 0.0f, most = 0.0f, before = 0.0f;
-    Found first = args.drawn[row];
+    Found first = args.firsts[row];
     const float* values = args.estimates.values + u64(row) * groups * 16;
     DigitRow of_row = digit_row(args.estimates, row);
     for (u32 token = blockIdx.x * blockDim.x + threadIdx.x; token < args.vocab; token += gridDim.x * blockDim.x) {
@@ -62,10 +62,13 @@ __device__ __forceinline__ Valued better(const Valued& a, const Valued& b) {
     return b.value > a.value || b.value == a.value && b.found.token < a.found.token ? b : a;
 }
 
-// The candidates of a row and what is common to all looks at them.
+// The candidates of a row, with its tokens that have changes, and what is common to all looks at them.
 struct Candidates {
     const Found* found;
     u32 count;
+    const Found* changed;  // with the model's logits
+    const LogitChange* changes;
+    u32 changed_count;
     float least;    // those with smaller logits are not ordered among the other tokens
     float largest;  // logit
     float temperature;
@@ -73,12 +76,17 @@ struct Candidates {
     __device__ __forceinline__ double weight(float logit) const {
         return exp_f64(__ddiv_rn(__dsub_rn(logit, largest), temperature));
     }
-    // Calls `each` for the candidates of this thread that stand before `limit`.
-    template <class Each> __device__ __forceinline__ void before(Found limit, Each each) const {
-        for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
-            Found f = found[i];
-            if (f.logit > limit.logit || f.logit == limit.logit && f.token < limit.token) each(f);
-        }
+    // Calls `look_at` for the candidates of this thread.
+    template <class Each> __device__ __forceinline__ void each(Each look_at) const {
+        for (u32 i = threadIdx.x; i < count; i += blockDim.x) look_at(found[i]);
+        for (u32 i = threadIdx.x; i < changed_count; i += blockDim.x)
+            look_at(Found{changed[i].token, changed_logit(changes[i], changed[i].logit)});
+    }
+    // The same for those that stand before `limit`.
+    template <class Each> __device__ __forceinline__ void before(Found limit, Each look_at) const {
+        each([&](Found f) {
+            if (f.logit > limit.logit || f.logit == limit.logit && f.token < limit.token) look_at(f);
+        });
     }
     // Returns the weight of the candidates before `limit`: of those that are ordered, or of the others.
     __device__ __forceinline__ double weight_before(Found limit, bool ordered, double* shared) const {
@@ -104,13 +112,13 @@ struct Candidates {
 };
 
 // Returns the k-th largest logit of the candidates. There are at least k.
-__device__ __forceinline__ float kth_largest(const Found* found, u32 count, u32 k, u32 (&counts)[32]) {
+__device__ __forceinline__ float kth_largest(const Candidates& all, u32 k, u32 (&counts)[32]) {
     if (threadIdx.x < 32) counts[threadIdx.x] = 0;
     __syncthreads();
     u32 key = 0;
     for (u32 round = 0; round < 32; round++) {
         u32 least = key | 0x80000000u >> round, here = 0;
-        for (u32 i = threadIdx.x; i < count; i += blockDim.x) here += ordered(found[i].logit) >= least;
+        all.each([&](Found f) { here += ordered(f.logit) >= least; });
         here = u32(sum_of_warp(i32(here)));
         if (threadIdx.x % 32 == 0) atomicAdd(&counts[round], here);
         __syncthreads();
@@ -127,13 +135,15 @@ __device__ __forceinline__ bool find_drawn(const FilteredDrawArgs& args, u32 row
     __shared__ Valued valued[32];
     __shared__ u32 counts[32];
     RowRanking ranking = args.rankings[row];
-    Candidates all = {args.some + u64(row) * args.capacity, args.some_counts[row], 0.0f, minus_infinity(), ranking.temperature};
-    if (all.count > args.capacity || all.count < filter.top_k) return false;
-    for (u32 i = threadIdx.x; i < all.count; i += blockDim.x) all.largest = larger(all.found[i].logit, all.largest);
-    all.largest = over_block(largest_of_warp(all.largest), floats, larger);
+    Candidates all = {args.some + u64(row) * args.capacity, args.some_counts[row], args.changed + u64(row) * args.changes_max,
+                      changes_of(args.step, ranking), ranking.changes, 0.0f, minus_infinity(), ranking.temperature};
+    if (all.count > args.capacity || all.count + all.changed_count < filter.top_k) return false;
+    float here = minus_infinity();
+    all.each([&](Found f) { here = larger(f.logit, here); });
+    all.largest = over_block(largest_of_warp(here), floats, larger);
     if (!(fabsf(all.largest) < -minus_infinity())) return false;
     float threshold = args.thresholds[row];
-    all.least = filter.top_k > 0 ? kth_largest(all.found, all.count, filter.top_k, counts) : threshold;
+    all.least = filter.top_k > 0 ? kth_largest(all, filter.top_k, counts) : threshold;
     bool by_weight = filter.top_p < 1.0f;
     Found end = {0xffffffffu, minus_infinity()}, now = first;
     // The weight of the ordered candidates, and bounds of the weight that the tokens before a drawn one stay below.
@@ -185,6 +195,18 @@ __device__ __forceinline__ bool find_drawn(const FilteredDrawArgs& args, u32 row
     }
 }
 
+// Returns a token with the logit that it has without a change.
+__device__ __forceinline__ Found with_model_logit(const FilteredDrawArgs& args, u32 row, Found drawn) {
+    const Found* changed = args.changed + u64(row) * args.changes_max;
+    u32 low = 0, end = args.rankings[row].changes, high = end;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (changed[middle].token < drawn.token) low = middle + 1;
+        else high = middle;
+    }
+    return low < end && changed[low].token == drawn.token ? changed[low] : drawn;
+}
+
 // One block per row with filters: the candidate with the largest value of those that can be drawn.
 KERNEL(256) filtered_draw(const FilteredDrawArgs args) {
     start_after_previous();
@@ -192,12 +214,10 @@ KERNEL(256) filtered_draw(const FilteredDrawArgs args) {
     if (row >= args.step->screened) return;
     RowFilter filter = args.filters[row];
     if (!filter.is_on || args.found_counts[row] > args.capacity) return;
-    Found drawn = {0, 0.0f}, first = args.drawn[row];
-    // Before one thread changes what the others have read.
-    __syncthreads();
-    bool is_decided = find_drawn(args, row, filter, first, drawn);
+    Found drawn = {0, 0.0f};
+    bool is_decided = find_drawn(args, row, filter, args.firsts[row], drawn);
     if (threadIdx.x != 0) return;
-    if (is_decided) args.drawn[row] = drawn;
+    if (is_decided) args.drawn[row] = with_model_logit(args, row, drawn);
     else args.found_counts[row] = args.capacity + 1;
     args.carried[args.step->carry + row] = is_decided ? drawn.token : 0;
 }

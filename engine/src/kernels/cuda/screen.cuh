@@ -71,6 +71,23 @@ __device__ __forceinline__ float estimate_of(u32 digit_count, const DigitRow& ro
     return __fmul_rn(__ll2float_rn(sum), __fmul_rn(scale, row.step));
 }
 
+// Returns a token's logit after its change, as `LogitChange::apply`.
+__device__ __forceinline__ float changed_logit(const LogitChange& change, float logit) {
+    logit = __fadd_rn(logit, change.bias);
+    logit = logit < 0.0f ? __fmul_rn(logit, change.penalty) : __fdiv_rn(logit, change.penalty);
+    return __fsub_rn(logit, change.less);
+}
+
+// The changes of a row. The inputs begin with the step.
+__device__ __forceinline__ const LogitChange* changes_of(const Step* step, const RowRanking& ranking) {
+    return reinterpret_cast<const LogitChange*>(step) + ranking.first_change;
+}
+
+// Returns whether a token with this estimate was taken out of the estimates, because it has a change.
+__device__ __forceinline__ bool is_taken(const RowRanking& ranking, float estimate) {
+    return ranking.changes > 0 && estimate == minus_infinity();
+}
+
 // Returns bits that compare as unsigned integers in the same order as the floats.
 __device__ __forceinline__ u32 ordered(float v) {
     u32 bits = __float_as_uint(v);

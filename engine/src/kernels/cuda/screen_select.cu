@@ -62,7 +62,7 @@ __device__ __forceinline__ float filter_threshold(const RowFilter& filter, const
 
 // One block per row. The threshold is the count-th largest value among the largest lower bounds of the groups, less `within`: at
 // least `count` different tokens have values of at least the threshold plus `within`. Candidates are the tokens with an upper
-// bound of at least the threshold, unordered. With filters, values are logits.
+// bound of at least the threshold, unordered; those with changes are elsewhere. With filters, values are logits.
 KERNEL(1024) screen_select(const SelectArgs args) {
     start_after_previous();
     __shared__ u32 counts[32];
@@ -91,6 +91,7 @@ KERNEL(1024) screen_select(const SelectArgs args) {
         for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
             if (!(highest[g] >= threshold)) continue;
             for (u32 token = g * 16; token < g * 16 + 16 && token < args.vocab; token++) {
+                if (is_taken(ranking, estimates[token])) continue;
                 Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, estimates, token), ranking, token);
                 if (!(bounds.highest >= threshold)) continue;
                 u32 at = atomicAdd(&found_count, 1u);
@@ -125,6 +126,7 @@ KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
         four_logit_bounds(args.estimates, of_row, values, first, four);
         UNROLL for (u32 i = 0; i < 4; i++) {
             if (first + i >= args.vocab) break;
+            if (is_taken(ranking, values[first + i])) continue;
             Interval bounds = value_bounds(four[i], ranking, first + i);
             lowest = larger(bounds.lowest, lowest), highest = larger(bounds.highest, highest);
         }
@@ -133,8 +135,39 @@ KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
     args.highest[u64(row) * groups + group] = highest;
 }
 
-// One warp per row that needs a single token: the candidate with the largest value. Equal largest values and NaN are left to
-// the host, by a number of candidates above the capacity.
+// The tokens with changes: their estimates are copied and become −∞, so that they are not candidates, and the bounds of their
+// groups follow. Blocks of row blockIdx.y; the first change of a group has a thread.
+KERNEL(256) take_changed(const TakeChangedArgs args) {
+    start_after_previous();
+    u32 row = blockIdx.y, groups = (args.vocab + 15) / 16;
+    if (row >= args.step->screened) return;
+    RowRanking ranking = args.rankings[row];
+    const LogitChange* changes = changes_of(args.step, ranking);
+    float* values = args.values + u64(row) * groups * 16;
+    Found* changed = args.changed + u64(row) * args.changes_max;
+    DigitRow of_row = digit_row(args.estimates, row);
+    if (blockIdx.x == 0 && threadIdx.x == 0) args.changed_counts[row] = ranking.changes;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < ranking.changes; i += gridDim.x * blockDim.x) {
+        u32 group = changes[i].token / 16;
+        if (i > 0 && changes[i - 1].token / 16 == group) continue;
+        for (u32 j = i; j < ranking.changes && changes[j].token / 16 == group; j++) {
+            u32 token = changes[j].token;
+            changed[j] = {token, values[token]};
+            values[token] = minus_infinity();
+        }
+        Interval all = {minus_infinity(), minus_infinity()};
+        for (u32 token = group * 16; token < group * 16 + 16 && token < args.vocab; token++) {
+            if (is_taken(ranking, values[token])) continue;
+            Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, values, token), ranking, token);
+            all.lowest = larger(bounds.lowest, all.lowest), all.highest = larger(bounds.highest, all.highest);
+        }
+        args.lowest[u64(row) * groups + group] = all.lowest;
+        args.highest[u64(row) * groups + group] = all.highest;
+    }
+}
+
+// One warp per row that needs a single token: the candidate or token with a change with the largest value. Equal largest values,
+// infinite ones and NaN are left to the host, by a number of candidates above the capacity.
 KERNEL(32) draw(const DrawArgs args) {
     start_after_previous();
     u32 row = blockIdx.x, lane = threadIdx.x;
@@ -145,28 +178,37 @@ KERNEL(32) draw(const DrawArgs args) {
     u32* carried = args.carried + args.step->carry + row;
     if (lane == 0) *carried = 0;
     if (count > args.capacity) return;
-    const Found* found = args.found + u64(row) * args.capacity;
     constexpr u32 NONE = 0xffffffffu;
     double most = minus_infinity();
-    u32 best = NONE, equal = 0, unordered = 0;  // whether another candidate has the same value; whether one is NaN
-    for (u32 i = lane; i < count; i += 32) {
-        double value = value_of(ranking, found[i].token, found[i].logit);
+    Found best = {NONE, 0.0f};
+    float of_model = 0.0f;           // its logit without the change
+    u32 equal = 0, unordered = 0;  // whether another token has the same value; whether one is NaN
+    auto look_at = [&](Found f, float model) {
+        double value = value_of(ranking, f.token, f.logit);
         unordered |= value != value;
-        if (best == NONE || value > most) most = value, best = i, equal = 0;
+        if (best.token == NONE || value > most) most = value, best = f, of_model = model, equal = 0;
         else equal |= value == most;
-    }
+    };
+    const Found* found = args.found + u64(row) * args.capacity;
+    for (u32 i = lane; i < count; i += 32) look_at(found[i], found[i].logit);
+    const Found* changed = args.changed + u64(row) * args.changes_max;
+    const LogitChange* changes = changes_of(args.step, ranking);
+    for (u32 i = lane; i < ranking.changes; i += 32) look_at({changed[i].token, changed_logit(changes[i], changed[i].logit)}, changed[i].logit);
     for (u32 width = 16; width > 0; width /= 2) {
         double of_other = __shfl_xor_sync(FULL_WARP, most, width);
-        u32 other = __shfl_xor_sync(FULL_WARP, best, width), others = __shfl_xor_sync(FULL_WARP, equal, width);
+        Found other = {__shfl_xor_sync(FULL_WARP, best.token, width), __shfl_xor_sync(FULL_WARP, best.logit, width)};
+        float model = __shfl_xor_sync(FULL_WARP, of_model, width);
+        u32 others = __shfl_xor_sync(FULL_WARP, equal, width);
         unordered |= __shfl_xor_sync(FULL_WARP, unordered, width);
-        if (other == NONE) continue;
-        if (best == NONE || of_other > most) most = of_other, best = other, equal = others;
+        if (other.token == NONE) continue;
+        if (best.token == NONE || of_other > most) most = of_other, best = other, of_model = model, equal = others;
         else equal |= of_other == most;
     }
     if (lane != 0) return;
-    if (best != NONE && !equal && !unordered) {
-        args.drawn[row] = found[best];
-        *carried = found[best].token;
+    if (best.token != NONE && !equal && !unordered && fabs(most) < -minus_infinity()) {
+        args.firsts[row] = best;
+        args.drawn[row] = {best.token, of_model};
+        *carried = best.token;
     } else {
         args.found_counts[row] = args.capacity + 1;
     }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     backend::{
-        FilteredDraw, Noise, PositionLogits, Ranking, ScaledNoise, cuda::step::CudaBackend,
+        Noise, PositionLogits, Ranking, ScaledNoise, TokenDraw, cuda::step::CudaBackend,
         logits::first,
     },
     kv::BlockId,
@@ -237,7 +237,7 @@ fn undecided_draws_after_drafts_get_all_logits() {
     // At a high temperature, the tokens of top-p are more than the device lists.
     let draw = |position, temperature| {
         let noise = ScaledNoise { noise: Noise::of(1, 0, position), temperature };
-        let draw = FilteredDraw { noise, top_k: 0, top_p: 0.6, min_p: 0.0 };
+        let draw = TokenDraw { noise, top_k: 0, top_p: 0.6, min_p: 0.0 };
         Ranking { draw: Some(draw), ..Ranking::largest(1) }
     };
     let of = |first| -> &'static [Ranking] {

@@ -5,14 +5,14 @@ use super::{
     options, part, run, small, tokens_of,
 };
 use crate::backend::{
-    Distribution, FilteredDraw, Noise, PositionLogits, Ranking, ScaledNoise, logits::every,
+    Distribution, Noise, PositionLogits, Ranking, ScaledNoise, TokenDraw, logits::every,
 };
 
 /// Rankings of several kinds in turn; all but some report their distribution.
 fn ranking(row: usize, position: usize) -> Ranking {
     let noise = Noise::of(row as u64, 0, position as u64);
     let noise = ScaledNoise { noise, temperature: 0.8 };
-    let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
+    let draw = TokenDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
     let ranking = match row % 4 {
         0 => Ranking::largest(1),
         1 => Ranking { noise: Some(noise), ..Ranking::largest(1) },
@@ -38,7 +38,7 @@ fn check_steps(
 ) {
     let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
     let Some(mut cuda) = load(&model, options, limits) else { return };
-    assert!(cuda.reports());
+    assert!(cuda.draws());
     let mut cpu = on_cpu(&model, options);
     let mut sequences: Vec<Vec<u32>> =
         (0..count).map(|row| tokens_of(&model, 3, row as u32 % 7)).collect();

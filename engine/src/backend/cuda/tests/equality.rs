@@ -35,6 +35,7 @@ pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &
             LogitsFor::All => vec![None; part.tokens.len()],
             LogitsFor::Largest(ranking) => vec![Some(ranking)],
             LogitsFor::Each(rankings) => rankings.iter().copied().map(Some).collect(),
+            LogitsFor::Changed(..) => unreachable!("no draw has changes"),
         })
         .collect();
     for (index, ranking) in rankings.into_iter().enumerate() {

@@ -18,13 +18,9 @@ use super::{
     },
     BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part,
     attention::with_heads,
-    device, emulated_device, load, model, options, ordinals, part, run, tokens,
+    changed_draw, device, emulated_device, load, model, options, ordinals, part, run, tokens,
 };
-use crate::{
-    backend::{FilteredDraw, Noise, Ranking, ScaledNoise},
-    files::Model,
-    kernels::Digits,
-};
+use crate::{files::Model, kernels::Digits};
 
 /// Kernels that no step launches: they measure peaks.
 const UNUSED: [&str; 3] = ["peak_read", "peak_mma_s8", "peak_fma_f32"];
@@ -120,11 +116,7 @@ fn launched_by(model: &Model, options: CudaOptions) -> Option<BTreeSet<&'static 
         run(&mut backend, &decodes);
         run(&mut backend, &[part(&tokens(count, 1), 0, 0, LogitsFor::All)]);
     }
-    let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
-    let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
-    let (draw, report) = (Some(draw), Some(2));
-    let draws = LogitsFor::Largest(Ranking { draw, report, ..Ranking::largest(1) });
-    run(&mut backend, &[part(&[1], 0, 0, draws)]);
+    run(&mut backend, &[part(&[1], 0, 0, changed_draw())]);
     // 600 rows, and 100.
     run(&mut backend, &prompts(2, 300));
     for wgmma_rows in [0, 1 << 20] {

@@ -22,16 +22,12 @@ use super::{
     },
     CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part,
     attention::with_heads,
-    emulated_device,
+    changed_draw, emulated_device,
     equality::{check, on_cpu},
     groups::with_digits,
     model, options, ordinals, part, run, tokens_of,
 };
-use crate::{
-    backend::{Backend, FilteredDraw, Noise, Ranking, ScaledNoise},
-    files::Model,
-    kernels::Digits,
-};
+use crate::{backend::Backend, files::Model, kernels::Digits};
 
 /// More rows than any step has.
 const ALL: usize = 1 << 20;
@@ -82,11 +78,7 @@ fn check_steps(
             (0..count).map(|i| part(&[7 + i], 1, 2 + 2 * i, logits(i as usize))).collect();
         check(&format!("{what}: {count} decodes"), cpu, cuda, &decodes);
     }
-    let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
-    let draw = FilteredDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
-    let (draw, report) = (Some(draw), Some(2));
-    let draws = LogitsFor::Largest(Ranking { draw, report, ..Ranking::largest(1) });
-    run(cuda, &[part(&all[..1], 0, 0, draws)]);
+    run(cuda, &[part(&all[..1], 0, 0, changed_draw())]);
 }
 
 /// Runs a model with every tuning; returns the kernels that have started early.

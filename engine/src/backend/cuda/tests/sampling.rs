@@ -75,69 +75,141 @@ fn filters() -> Vec<SamplingParams> {
     ]
 }
 
+/// Sampling parameters that change logits, without and with filters: bias, penalties that lower or raise, and masks, which
+/// `min_tokens` stands for.
+fn changes() -> Vec<SamplingParams> {
+    let all = SamplingParams::default();
+    let repeated = SamplingParams { repetition_penalty: 1.3, ..all.clone() };
+    let biased = SamplingParams { logit_bias: [(5, 4.0), (9, -100.0)].into(), ..all.clone() };
+    let counted = SamplingParams { presence_penalty: 0.4, frequency_penalty: 0.3, ..all.clone() };
+    let raised = SamplingParams { repetition_penalty: 0.8, presence_penalty: -0.5, ..all.clone() };
+    vec![
+        repeated.clone(),
+        SamplingParams { temperature: 0.0, ..repeated.clone() },
+        SamplingParams { top_p: 0.9, temperature: 0.5, ..repeated.clone() },
+        SamplingParams { top_k: 8, top_p: 0.7, ..repeated },
+        SamplingParams { top_p: 0.8, ..biased.clone() },
+        SamplingParams { temperature: 0.0, min_tokens: 1, ..biased },
+        SamplingParams { top_p: 0.5, ..counted.clone() },
+        SamplingParams { min_p: 0.2, ..counted },
+        SamplingParams { top_p: 0.6, ..raised.clone() },
+        SamplingParams { top_k: 5, min_tokens: 1, ..raised },
+        SamplingParams { min_tokens: 1, ..all },
+    ]
+}
+
 /// Draws with filters are made on the device, which then begins the decodes after them; the CPU draws the same tokens from all
 /// logits.
 #[test]
 fn tokens_drawn_with_filters_equal_the_cpus() {
+    check_drawn(&filters(), 50);
+}
+
+/// So are draws after changes of logits. The decodes after them are begun only if the changes do not depend on the token.
+#[test]
+fn tokens_drawn_after_changes_equal_the_cpus() {
+    check_drawn(&changes(), 10);
+}
+
+/// Compares drawn tokens. At least so many percent of the decodes must have been begun early.
+fn check_drawn(params: &[SamplingParams], early_min: usize) {
     for name in ["bitnet-tiny", "llama-tiny", "qwen3-group-tiny"] {
         let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
         let Some(mut cuda) = load(&model, options, small()) else { return };
         let mut cpu = on_cpu(&model, options);
-        let params = filters();
-        let rows = || params.iter().cycle().take(20).zip(0u32..);
-        let mut sequences: Vec<Vec<u32>> =
-            rows().map(|(_, row)| tokens_of(&model, 3, row)).collect();
+        let sequence = |(params, row): (&SamplingParams, u32)| {
+            let tokens = tokens_of(&model, 3, row);
+            let params = SamplingParams { seed: u64::from(row), ..params.clone() };
+            (TokenCounts::new(&params, &tokens), params, tokens)
+        };
+        let mut sequences: Vec<(TokenCounts, SamplingParams, Vec<u32>)> =
+            params.iter().cycle().take(22).zip(0u32..).map(sequence).collect();
         let (mut drawn, mut all) = (0, 0);
         for step in 0..8 {
-            let parts = |logits: &dyn Fn(Ranking) -> LogitsFor<'static>| -> Vec<Part> {
-                let part = |((params, row), tokens): ((&SamplingParams, u32), &Vec<u32>)| {
-                    let counts = TokenCounts::default();
-                    let params = SamplingParams { seed: u64::from(row), ..params.clone() };
-                    let needed = sampler::needed(&params, context(&counts, tokens));
-                    let logits = logits(needed);
+            let draws: Vec<DrawOf<'_>> = (0..)
+                .zip(&sequences)
+                .map(|(row, (counts, params, tokens))| {
                     let computed = if step == 0 { 0 } else { tokens.len() - 1 };
-                    part(&tokens[computed..], computed, row, logits)
-                };
-                rows().zip(&sequences).map(part).collect()
-            };
-            let (on_device, on_host) = (parts(&LogitsFor::Largest), parts(&|_| LogitsFor::Last));
-            let (mut got, mut want) = (run(&mut cuda, &on_device), run(cpu.as_mut(), &on_host));
-            for ((params, row), tokens) in rows().zip(&mut sequences) {
-                let counts = TokenCounts::default();
-                let params = SamplingParams { seed: u64::from(row), ..params.clone() };
-                let draw = |logits: PositionLogits<'_>| match logits {
-                    PositionLogits::Drawn(drawn) => drawn.id,
-                    PositionLogits::Largest(_) => panic!("the device draws"),
-                    PositionLogits::All(logits) => {
-                        let context = context(&counts, tokens);
-                        match sampler::sample(logits, &params, context, &mut Scratch::default()) {
-                            Ok(Sampled::Drawn(drawn)) => drawn.token,
-                            other => panic!("{other:?}"),
-                        }
-                    }
-                };
-                let expected = draw(want.position(row as usize));
-                let position = got.position(row as usize);
-                drawn += usize::from(matches!(position, PositionLogits::Drawn(_)));
-                all += 1;
-                assert_eq!(draw(position), expected, "{name}: {params:?} in step {step}");
-                tokens.push(expected);
+                    let part = part(&tokens[computed..], computed, row, LogitsFor::Last);
+                    DrawOf { part, params, counts }
+                })
+                .collect();
+            let (tokens, of_device) = draw_on_both(cpu.as_mut(), &mut cuda, &draws);
+            (drawn, all) = (drawn + of_device, all + tokens.len());
+            for (token, (counts, _, tokens)) in tokens.into_iter().zip(&mut sequences) {
+                tokens.push(token);
+                counts.add(token);
             }
         }
         assert!(drawn * 100 > all * 85, "{name}: {drawn} of {all} draws");
-        assert!(cuda.state.ahead.taken * 2 > all, "{name}: {}", cuda.state.ahead.taken);
+        let taken = cuda.state.ahead.taken;
+        assert!(taken * 100 > all * early_min, "{name}: {taken} of {all} decodes");
     }
 }
 
-fn context<'a>(counts: &'a TokenCounts, tokens: &[u32]) -> Context<'a> {
-    Context {
-        counts,
-        masked: &[],
-        choice: 0,
-        position: tokens.len(),
-        known: None,
-        distribution: None,
+/// A sequence's part of a step that ends with a draw.
+pub struct DrawOf<'a> {
+    pub part: Part,
+    pub params: &'a SamplingParams,
+    pub counts: &'a TokenCounts,
+}
+
+impl DrawOf<'_> {
+    fn context(&self) -> Context<'_> {
+        let masked: &[u32] = if self.params.min_tokens > 0 { &[3, 9, 40] } else { &[] };
+        let position = self.part.position + self.part.tokens.len();
+        let (known, distribution) = (None, None);
+        Context { counts: self.counts, masked, choice: 0, position, known, distribution }
     }
+}
+
+/// Has the device draw tokens, which must be those that the CPU's logits give. Returns them and how many the device has drawn.
+pub fn draw_on_both(
+    cpu: &mut dyn Backend,
+    cuda: &mut dyn Backend,
+    draws: &[DrawOf<'_>],
+) -> (Vec<u32>, usize) {
+    let parts = |logits: &dyn Fn(&DrawOf<'_>) -> LogitsFor<'static>| -> Vec<Part> {
+        let part = |draw: &DrawOf<'_>| {
+            let Part { tokens, position, blocks, .. } = &draw.part;
+            let (tokens, blocks) = (tokens.clone(), blocks.clone());
+            Part { tokens, position: *position, blocks, logits: logits(draw) }
+        };
+        draws.iter().map(part).collect()
+    };
+    let on_device = parts(&|draw| {
+        let mut changes = Vec::new();
+        let ranking = sampler::needed_with_changes(draw.params, draw.context(), &mut changes);
+        LogitsFor::Changed(ranking, changes.leak())
+    });
+    let (mut want, mut got) = (run(cpu, &parts(&|_| LogitsFor::Last)), run(cuda, &on_device));
+    let mut of_device = 0;
+    let compare = |(row, draw): (usize, &DrawOf<'_>)| {
+        let from_all = |logits: &mut [f32]| match sampler::sample(
+            logits,
+            draw.params,
+            draw.context(),
+            &mut Scratch::default(),
+        ) {
+            Ok(Sampled::Drawn(drawn)) => drawn.token,
+            other => panic!("{other:?}"),
+        };
+        let PositionLogits::All(logits) = want.position(row) else { panic!("all were requested") };
+        let of_model = logits.to_vec();
+        let expected = from_all(logits);
+        match got.position(row) {
+            PositionLogits::Drawn(drawn) => {
+                of_device += 1;
+                assert_eq!(drawn.id, expected, "row {row}: {:?}", draw.params);
+                assert_eq!(drawn.logit.to_bits(), of_model[drawn.id as usize].to_bits());
+            }
+            PositionLogits::All(all) => assert_eq!(all, of_model),
+            // Neither filters nor changes.
+            PositionLogits::Largest(some) => assert_eq!(some[0].id, expected),
+        }
+        expected
+    };
+    (draws.iter().enumerate().map(compare).collect(), of_device)
 }
 
 /// Whole answers of both backends are equal, whatever the sampling parameters. Models differ in how logits are computed, not in how tokens
@@ -163,6 +235,8 @@ fn check_sampled(name: &str, step: usize) {
         SamplingParams { top_p: 0.8, ..base.clone() },
         SamplingParams { frequency_penalty: 0.7, presence_penalty: 0.2, ..base.clone() },
         SamplingParams { repetition_penalty: 1.3, ..base.clone() },
+        SamplingParams { top_p: 0.8, repetition_penalty: 1.3, ..base.clone() },
+        SamplingParams { top_p: 0.7, presence_penalty: -0.6, min_tokens: 5, ..base.clone() },
         SamplingParams { logit_bias: [(5, 4.0), (9, -100.0)].into(), ..base.clone() },
         SamplingParams { min_tokens: 9, ..base.clone() },
         SamplingParams { n: 3, ..base.clone() },

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use super::{
-    CudaOptions, HeadMode, KvBlocks, KvType, Limits, LogitsFor, Part, equality::check, is_emulated,
-    load, options, part, tokens,
+    CudaOptions, HeadMode, KvBlocks, KvType, Limits, LogitsFor, Part, SamplingParams,
+    equality::check,
+    is_emulated, load, options, part,
+    sampling::{DrawOf, draw_on_both},
+    tokens,
 };
 use crate::{
     backend::{
@@ -14,6 +17,7 @@ use crate::{
     },
     files::{self, Model},
     kv::{BLOCK_TOKENS, BlockId},
+    sampler::TokenCounts,
 };
 
 /// Sizes of the steps; widths are the same everywhere.
@@ -81,7 +85,31 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
         for step in ["first", "again"] {
             check(&format!("{count} decodes, {step}"), cpu.as_mut(), &mut cuda, &decodes);
         }
+        check_draws(cpu.as_mut(), &mut cuda, decodes);
     }
+}
+
+/// Draws with filters and penalties, from the whole vocabulary, after many changes.
+fn check_draws(cpu: &mut dyn Backend, cuda: &mut dyn Backend, decodes: Vec<Part>) {
+    let all = SamplingParams::default();
+    let params = [
+        SamplingParams { top_p: 0.9, ..all.clone() },
+        SamplingParams { top_p: 0.9, repetition_penalty: 1.2, ..all.clone() },
+        SamplingParams { repetition_penalty: 0.9, temperature: 0.0, ..all.clone() },
+        SamplingParams { top_k: 40, top_p: 0.95, frequency_penalty: 0.5, ..all },
+    ];
+    let counts = params.each_ref().map(|params| {
+        let mut counts = TokenCounts::new(params, &tokens(300, 5));
+        tokens(40, 6).into_iter().for_each(|token| counts.add(token));
+        counts
+    });
+    let draw = |(index, part): (usize, Part)| {
+        let index = index % params.len();
+        DrawOf { part, params: &params[index], counts: &counts[index] }
+    };
+    let draws: Vec<DrawOf<'_>> = decodes.into_iter().enumerate().map(draw).collect();
+    let (_, of_device) = draw_on_both(cpu, cuda, &draws);
+    assert!(of_device * 4 >= draws.len() * 3, "{of_device} of {}", draws.len());
 }
 
 /// Returns the blocks of a prompt.

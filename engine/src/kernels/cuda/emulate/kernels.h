@@ -102,6 +102,7 @@ static const Entry ENTRIES[] = {
     ENTRY(ScreenArgs, screen_tile),
     ENTRY(LogitBoundsArgs, logit_bounds),
     ENTRY(SelectArgs, screen_select),
+    ENTRY(TakeChangedArgs, take_changed),
     ENTRY(DrawArgs, draw),
     ENTRY(WeighRestArgs, weigh_rest),
     ENTRY(FilteredDrawArgs, filtered_draw),

@@ -57,15 +57,32 @@ vector<float> some_logits(Random& random, u32 vocab, u32 kind) {
     return logits;
 }
 
+// Changes of some tokens: those with large logits, among others. Returns the logits after them.
+vector<float> change_some(Random& random, const vector<float>& logits, vector<LogitChange>& changes, u32 kind) {
+    vector<float> after = logits;
+    for (u32 v = 0; v < logits.size(); v++) {
+        if (random.below(kind == 2 ? 2 : logits[v] > 8.0f ? 3 : 40) > 0) continue;
+        LogitChange change = {v, -0.0f, 1.0f, 0.0f};
+        if (kind != 1 || v % 3 == 0) change.penalty = 1.3f;
+        if (kind == 1) change.bias = v % 5 == 0 ? -INFINITY : unit(random) * 4.0f;
+        if (kind == 2) change.penalty = 0.9f;
+        if (v % 2) change.less = 0.2f + 0.7f * random.below(4);
+        changes.push_back(change);
+        float logit = logits[v] + change.bias;
+        after[v] = (logit < 0 ? logit * change.penalty : logit / change.penalty) - change.less;
+    }
+    return after;
+}
+
 u32 draws = 0, decided = 0, exact_draws = 0, exact_decided = 0;
 
 void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
     Random random(seed);
     u32 rows = 24, groups = (vocab + 15) / 16, parts = 3;
-    Step step{rows, 0, 0, rows, 4};
+    vector<LogitChange> inputs(sizeof(Step) / sizeof(LogitChange));
     vector<RowRanking> rankings(rows);
     vector<RowFilter> filters(rows);
-    vector<vector<float>> logits(rows);
+    vector<vector<float>> logits(rows), after(rows);
     vector<float> values(size_t(rows) * groups * 16, NAN), errors(groups * 16), norms(groups * 16);
     vector<DigitRow> digit_rows(rows);
     for (float& error : errors) error = 0.02f + 0.02f * random.below(5);
@@ -78,6 +95,7 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
         filter.top_p = std::array<float, 6>{1.0f, 0.05f, 0.5f, 0.9f, 0.95f, 0.999f}[random.below(6)];
         filter.min_p = std::array<float, 4>{0.0f, 0.0f, 0.02f, 0.3f}[random.below(4)];
         if (filter.top_k == 0 && filter.top_p == 1.0f && filter.min_p == 0.0f) filter.min_p = 0.1f;
+        if (!filter.is_on && r % 16 == 5) rankings[r].temperature = 0.0f;
         filter.reach = rankings[r].temperature * (filter.top_p < 1.0f ? 13.0f : -logf(filter.min_p) * 1.0001f);
         logits[r] = some_logits(random, vocab, random.below(4));
         // Nearly equal logits in twenty groups, with a threshold above most of them.
@@ -93,17 +111,48 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
             if (is_close) off = v == 3 ? 9.9f * errors[v] : 0.0f;
             values[size_t(r) * groups * 16 + v] = logits[r][v] + off;
         }
+        after[r] = logits[r];
+        if (r % 5 < 3) {
+            rankings[r].first_change = inputs.size();
+            after[r] = change_some(random, logits[r], inputs, r % 5);
+            rankings[r].changes = inputs.size() - rankings[r].first_change;
+        }
     }
+    Step* step = reinterpret_cast<Step*>(inputs.data());
+    *step = {rows, 0, 0, rows, 4};
+    u32 changes_max = vocab;
     Estimates estimates = {exact ? nullptr : errors.data(), norms.data(), digit_rows.data(), values.data()};
     vector<float> lowest(rows * groups), highest(rows * groups), thresholds(rows, NAN);
     vector<Rest> rests(size_t(rows) * parts, {NAN, NAN, NAN, 0});
     vector<u32> found_counts(rows), some_counts(rows), carried(rows + 4, ~0u);
-    vector<Found> found(size_t(rows) * capacity), some(found.size()), drawn(rows, {~0u, NAN});
+    vector<Found> found(size_t(rows) * capacity), some(found.size()), drawn(rows, {~0u, NAN}), firsts = drawn;
+    vector<Found> changed(size_t(rows) * changes_max, {~0u, NAN});
+    vector<u32> changed_counts(rows, ~0u);
+    run("logit_bounds", {up(groups, 256), rows + 1, 1}, 256, 0,
+        LogitBoundsArgs{step, rankings.data(), nullptr, estimates, lowest.data(), highest.data(), vocab, 0});
+    vector<float> lowest_before = lowest, highest_before = highest;
+    run("take_changed", {2, rows + 1, 1}, 256, 0,
+        TakeChangedArgs{step, rankings.data(), estimates, values.data(), lowest.data(), highest.data(), changed_counts.data(), changed.data(), vocab, changes_max});
+    for (u32 r = 0; r < rows; r++) {
+        if (changed_counts[r] != rankings[r].changes) printf("row %u has %u changes\n", r, changed_counts[r]), exit(1);
+        vector<bool> has_change(groups);
+        for (u32 i = 0; i < changed_counts[r]; i++) {
+            Found& f = changed[size_t(r) * changes_max + i];
+            u32 token = inputs[rankings[r].first_change + i].token;
+            if (f.token != token || exact && f.logit != logits[r][token]) printf("change %u of row %u is of %u\n", i, r, f.token), exit(1);
+            if (values[size_t(r) * groups * 16 + token] != -INFINITY) printf("token %u has an estimate\n", token), exit(1);
+            f.logit = logits[r][token];
+            has_change[token / 16] = true;
+        }
+        for (u32 g = r * groups; g < r * groups + groups; g++)
+            if (!has_change[g - r * groups] && (lowest[g] != lowest_before[g] || highest[g] != highest_before[g])) printf("bounds without changes\n"), exit(1);
+    }
+    vector<float> lowest_taken = lowest, highest_taken = highest;
     auto select = [&](const RowFilter* with, vector<u32>& counts, vector<Found>& list) {
         run("logit_bounds", {up(groups, 256), rows + 1, 1}, 256, 0,
-            LogitBoundsArgs{&step, rankings.data(), with, estimates, lowest.data(), highest.data(), vocab, 0});
+            LogitBoundsArgs{step, rankings.data(), with, estimates, lowest.data(), highest.data(), vocab, 0});
         run("screen_select", {rows + 1, 1, 1}, 1024, 0,
-            SelectArgs{&step, rankings.data(), with, estimates, lowest.data(), highest.data(), counts.data(), list.data(), thresholds.data(), vocab, capacity});
+            SelectArgs{step, rankings.data(), with, estimates, lowest.data(), highest.data(), counts.data(), list.data(), thresholds.data(), vocab, capacity});
         for (u32 r = 0; r < rows; r++)
             for (u32 i = 0; i < std::min(counts[r], capacity); i++) {
                 Found& f = list[size_t(r) * capacity + i];
@@ -111,23 +160,26 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
             }
     };
     select(nullptr, found_counts, found);
+    if (lowest != lowest_taken || highest != highest_taken) printf("the bounds of groups with changes differ\n"), exit(1);
     run("draw", {rows + 1, 1, 1}, 32, 0,
-        DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), carried.data(), capacity, 0});
+        DrawArgs{step, rankings.data(), found_counts.data(), found.data(), changed.data(), firsts.data(), drawn.data(), carried.data(), capacity, changes_max});
     vector<Found> first = drawn;
     vector<u32> first_counts = found_counts;
     select(filters.data(), some_counts, some);
     run("weigh_rest", {parts, rows + 1, 1}, 256, 0,
-        WeighRestArgs{&step, rankings.data(), filters.data(), estimates, thresholds.data(), drawn.data(), rests.data(), vocab, 0});
+        WeighRestArgs{step, rankings.data(), filters.data(), estimates, thresholds.data(), firsts.data(), rests.data(), vocab, 0});
     run("filtered_draw", {rows + 1, 1, 1}, 256, 0,
-        FilteredDrawArgs{&step, rankings.data(), filters.data(), found_counts.data(), some_counts.data(), some.data(), thresholds.data(), rests.data(),
-                         drawn.data(), carried.data(), capacity, parts});
+        FilteredDrawArgs{step, rankings.data(), filters.data(), found_counts.data(), some_counts.data(), some.data(), thresholds.data(), rests.data(),
+                         changed.data(), firsts.data(), drawn.data(), carried.data(), capacity, parts, changes_max, 0});
     for (u32 r = 0; r < rows; r++) {
         const RowFilter& filter = filters[r];
         if (!filter.is_on) {
             if (drawn[r].token != first[r].token || found_counts[r] != first_counts[r]) printf("a row without filters changed\n"), exit(1);
+            u32 want = drawn_from(after[r], rankings[r], {0, 0, 1.0f, 0.0f, 0.0f});
+            if (found_counts[r] <= capacity && (drawn[r].token != want || drawn[r].logit != logits[r][want])) printf("drew %u, not %u\n", drawn[r].token, want), exit(1);
             continue;
         }
-        u32 want = drawn_from(logits[r], rankings[r], filter);
+        u32 want = drawn_from(after[r], rankings[r], filter);
         bool is_decided = found_counts[r] <= capacity;
         (exact ? exact_draws : draws)++, (exact ? exact_decided : decided) += is_decided;
         if (carried[4 + r] != (is_decided ? drawn[r].token : 0)) printf("carried %u\n", carried[4 + r]), exit(1);
@@ -139,6 +191,7 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
             for (u32 p = 0; p < parts; p++) least += rests[r * parts + p].least, most += rests[r * parts + p].most;
             vector<bool> is_candidate(vocab);
             for (u32 i = 0; i < some_counts[r]; i++) is_candidate[some[size_t(r) * capacity + i].token] = true;
+            for (u32 i = 0; i < rankings[r].changes; i++) is_candidate[inputs[rankings[r].first_change + i].token] = true;
             for (u32 v = 0; v < vocab; v++) {
                 if (!is_candidate[v]) exactly += exp((double(logits[r][v]) - thresholds[r]) / temperature);
                 if (!is_candidate[v] && logits[r][v] >= thresholds[r]) printf("token %u is no candidate\n", v), exit(1);

@@ -186,11 +186,11 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
                    highest.data(), found_counts.data(), found.data(), nullptr, vocab, capacity});
     run((std::string("rescore") + head.suffix).c_str(), {3, rows, 1}, 128, 0,
         RescoreArgs{&step, head.stored, head.scales_or_null(), x.data(), nullptr, found_counts.data(), found.data(), width, capacity});
-    vector<Found> drawn(rows, {~0u, NAN});
+    vector<Found> drawn(rows, {~0u, NAN}), firsts = drawn;
     vector<u32> carried(rows + 5, ~0u);
     step.carry = 5;
     vector<u32> candidates = found_counts;
-    run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), carried.data(), capacity, 0});
+    run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), nullptr, firsts.data(), drawn.data(), carried.data(), capacity, 0});
     size_t total = 0;
     for (u32 r = 0; r < rows; r++) {
         auto normed = reference::rms_norm(&residual[wanted[r] * width], weight.data(), width, 1e-5f);
@@ -249,14 +249,14 @@ void known_logits() {
         }
         logits[size_t(9) * groups * 16 + vocab / 2] = NAN;
         vector<u32> found_counts(rows), carried(rows + 2, ~0u);
-        vector<Found> found(size_t(rows) * capacity, {~0u, NAN}), drawn(rows, {~0u, NAN});
+        vector<Found> found(size_t(rows) * capacity, {~0u, NAN}), drawn(rows, {~0u, NAN}), firsts = drawn;
         run("logit_bounds", {up(groups, 256) + 1, rows + 1, 1}, 256, 0,
             LogitBoundsArgs{&step, rankings.data(), nullptr, {nullptr, nullptr, nullptr, logits.data()}, lowest.data(), highest.data(), vocab, 0});
         run("screen_select", {rows + 1, 1, 1}, 1024, 0,
             SelectArgs{&step, rankings.data(), nullptr, {nullptr, nullptr, nullptr, logits.data()}, lowest.data(), highest.data(), found_counts.data(), found.data(), nullptr,
                        vocab, capacity});
         vector<u32> candidates = found_counts;
-        run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), drawn.data(), carried.data(), capacity, 0});
+        run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), nullptr, firsts.data(), drawn.data(), carried.data(), capacity, 0});
         for (u32 r = 0; r < rows; r++) {
             vector<float> of_row(&logits[size_t(r) * groups * 16], &logits[size_t(r) * groups * 16 + vocab]);
             vector<double> values;
