@@ -16,6 +16,7 @@ Examples:
 
 Loads the model once. Changes one constant at a time and measures decode steps at each batch, or prefill steps:
   split_tasks          attention tasks per multiprocessor up to which a decode's attention is split over blocks
+  short_blocks         blocks per multiprocessor up to which one kernel computes scores and values of short contexts
   one_digit_rows       rows from which the screen of the head uses one digit instead of two
   few_rows             rows up to which linears use the kernels for few rows
   large_tile_rows      rows from which linears use the larger tiles

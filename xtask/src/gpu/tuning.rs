@@ -6,7 +6,7 @@ use super::{Place, list, number};
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
     let words = place.sizes(
-        "bench tuning --batch 1,8,32,64,128,256 --prompt 512",
+        "bench tuning --batch 1,8,32,64,128,256 --prompt 448",
         "bench tuning --quick --batch 1,3 --prompt 20",
     );
     let found = place.measure(words)?;

@@ -14,6 +14,10 @@ use crate::backend::cpu::KvType;
 const ATTENTION_WARPS: usize = 4;
 /// Blocks of tiles that a multiprocessor runs at once.
 const TILE_BLOCKS: usize = 2;
+/// Elements of the output that a block of a split task has.
+const SLICE: usize = 32;
+/// Contexts of one kernel for scores and values have launches for multiples of so many positions.
+pub const SHORT_STEP: usize = 128;
 /// Largest `padded_dim` of the kernel for tiles of narrow heads.
 const TILE_NARROW: usize = 128;
 
@@ -21,6 +25,16 @@ const TILE_NARROW: usize = 128;
 fn tile_kernel(padded_dim: usize) -> (&'static str, usize) {
     let kernel = if padded_dim > TILE_NARROW { "attend_tile256_q8" } else { "attend_tile128_q8" };
     (kernel, 3 * 128 * (padded_dim + 8))
+}
+
+/// Returns the longest context of one kernel for scores and values: as many positions as its ring has.
+pub fn short_positions(shape: &Shape) -> usize {
+    if shape.kv == KvType::F32 { 256 } else { 512 }
+}
+
+/// Returns the number of slices of a task's output.
+pub fn slices(shape: &Shape) -> usize {
+    shape.padded_dim.div_ceil(SLICE)
 }
 
 impl CudaBackend {
@@ -60,8 +74,10 @@ impl Pass<'_> {
             scores_stride: self.bucket.reach as u32,
             scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
         };
-        if self.bucket.attention == AttentionMode::Split {
-            return self.split_attention(attention, out);
+        match self.bucket.attention {
+            AttentionMode::Split => return self.split_attention(attention, out),
+            AttentionMode::Short => return out.push(self.short_attention(attention)),
+            _ => {}
         }
         let args = RotateStoreArgs {
             step: inputs.step,
@@ -108,9 +124,30 @@ impl Pass<'_> {
         }
     }
 
+    fn short_attention(&self, attention: AttentionArgs) -> Launch {
+        let Buffers { keys, values, .. } = *self.buffers;
+        let kernel = self.of_kv(["attend_short_f16", "attend_short_f32", "attend_short_q8"]);
+        let args = RotateScoresArgs { attention, keys, values, rotations: self.weights.rotations };
+        // Each has queries of its own; a window of positions at once, and at least a warp for each query.
+        let warp_bytes = 16 * self.shape.padded_dim;
+        let warps = (self.bucket.reach / 32).min(self.shared_bytes(kernel) / warp_bytes).max(4);
+        Launch {
+            kernel,
+            grid: grid(self.split_tasks(), slices(self.shape), 1),
+            threads: 32 * warps as u32,
+            shared_bytes: (warps * warp_bytes) as u32,
+            args: Args::of(&args),
+        }
+    }
+
+    /// Returns the number of tasks of one row each.
+    fn split_tasks(&self) -> usize {
+        tasks_of_row(self.shape, AttentionMode::Split) * self.bucket.rows
+    }
+
     fn split_attention(&self, attention: AttentionArgs, out: &mut Vec<Launch>) {
         let Buffers { keys, values, .. } = *self.buffers;
-        let tasks = tasks_of_row(self.shape, AttentionMode::Split) * self.bucket.rows;
+        let tasks = self.split_tasks();
         let alone = self.bucket.rows == 1;
         // One sequence leaves most of the device idle; the smallest blocks occupy the most
         // multiprocessors.
@@ -129,7 +166,7 @@ impl Pass<'_> {
         let warps = if alone { 2 } else { 4 };
         out.push(Launch {
             kernel: self.of_kv(["attend_values_f16", "attend_values_f32", "attend_values_q8"]),
-            grid: grid(tasks, self.shape.padded_dim.div_ceil(32), 4 / warps),
+            grid: grid(tasks, slices(self.shape), 4 / warps),
             threads: 32 * warps as u32,
             shared_bytes: 0,
             args: Args::of(&attention),

@@ -80,6 +80,8 @@ pub struct Bucket {
 pub enum AttentionMode {
     /// For few sequences: one row of each, split over blocks.
     Split,
+    /// The same with short contexts: scores and values in one kernel. It needs no room for scores.
+    Short,
     /// One row of each sequence, one warp per task.
     Warps4,
     /// Several rows of a sequence together.
@@ -92,10 +94,15 @@ impl AttentionMode {
     /// Returns the largest number of queries of a task.
     pub fn queries(self) -> usize {
         match self {
-            Self::Split | Self::Warps4 => 4,
+            Self::Split | Self::Short | Self::Warps4 => 4,
             Self::Warps8 => TASK_QUERIES,
             Self::Tiles => TILE_QUERIES,
         }
+    }
+
+    /// Returns whether a task has one row.
+    pub fn is_by_row(self) -> bool {
+        matches!(self, Self::Split | Self::Short)
     }
 }
 

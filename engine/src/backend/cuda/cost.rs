@@ -175,6 +175,9 @@ fn attention(kernel: &str, load: &Load) -> Cost {
         _ if kernel.starts_with("rotate_scores") => {
             cost(cached + stored + row_bytes + scores, products)
         }
+        _ if kernel.starts_with("attend_short") => {
+            cost(2 * cached + stored + 2 * row_bytes, 2 * products)
+        }
         _ if kernel.starts_with("attend_values") => cost(cached + row_bytes + scores, products),
         // Tensor cores multiply both digits of a weight.
         _ if kernel.starts_with("attend_tile") => cost(2 * cached + 2 * row_bytes, 3 * products),

@@ -37,6 +37,7 @@ macro_rules! modules {
 modules![
     "activate",
     "attend",
+    "attend_short",
     "attend_split",
     "attend_tile",
     "digits",

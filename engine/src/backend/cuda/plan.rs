@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{
     args::{self, AttentionTask, RowFilter, RowRanking, Step},
-    attention::tasks_of_row,
+    attention::{SHORT_STEP, short_positions, slices, tasks_of_row},
     buffers::{AttentionMode, Bucket, Buffers, Inputs, Limits, bucket_of},
     device::Address,
     shape::Shape,
@@ -182,24 +182,38 @@ pub fn wanted(
     all
 }
 
-/// Chooses the attention kernels of a part; also returns the room for scores, in positions. Decodes of at most
-/// `split_tasks_max` tasks are split over blocks. With int8 keys and values, parts with `tile_rows` rows of a sequence
-/// take tiles.
+/// Limits of the attention kernels.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionLimits {
+    /// Decodes of at most so many tasks are split over blocks.
+    pub split_tasks: usize,
+    /// Decodes with short contexts and at most so many blocks take one kernel.
+    pub short_blocks: usize,
+    /// With int8 keys and values, parts with so many rows of a sequence take tiles.
+    pub tile_rows: usize,
+}
+
+/// Chooses the attention kernels of a part; also returns the room for scores, in positions.
 pub fn attention(
     part: &[Piece],
     chunks: &[Chunk<'_>],
     shape: &Shape,
     buffers: &Buffers,
-    split_tasks_max: usize,
-    tile_rows: usize,
+    limits: AttentionLimits,
 ) -> (AttentionMode, usize) {
     let end = |piece: &Piece| chunks[piece.chunk].position + piece.start + piece.len;
-    let reach = shape.reach(part.iter().map(end).max().unwrap_or_default());
+    let longest = part.iter().map(end).max().unwrap_or_default();
+    let reach = shape.reach(longest);
     let decodes = part.iter().all(|piece| piece.len == 1);
-    let tiles = shape.kv == KvType::Q8 && part.iter().any(|piece| piece.len >= tile_rows);
+    let tiles = shape.kv == KvType::Q8 && part.iter().any(|piece| piece.len >= limits.tile_rows);
     let tasks = bucket_of(part.len()) * tasks_of_row(shape, AttentionMode::Split);
+    let may_split = tasks <= limits.split_tasks && buffers.may_split(tasks, reach);
+    if decodes && tasks * slices(shape) <= limits.short_blocks && longest <= short_positions(shape)
+    {
+        return (AttentionMode::Short, longest.next_multiple_of(SHORT_STEP));
+    }
     let mode = match decodes {
-        true if tasks <= split_tasks_max && buffers.may_split(tasks, reach) => AttentionMode::Split,
+        true if may_split => AttentionMode::Split,
         true => AttentionMode::Warps4,
         false if tiles => AttentionMode::Tiles,
         false => AttentionMode::Warps8,
@@ -322,7 +336,7 @@ fn add_tasks(
     for kv_head in 0..shape.kv_heads {
         for head in (0..group).step_by(heads_max) {
             let head_count = heads_max.min(group - head);
-            let rows_max = if mode == AttentionMode::Split { 1 } else { queries / head_count };
+            let rows_max = if mode.is_by_row() { 1 } else { queries / head_count };
             for row in (0..rows.row_count).step_by(rows_max) {
                 tasks.push(AttentionTask {
                     first_row: rows.first_row + row,

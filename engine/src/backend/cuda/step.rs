@@ -6,7 +6,7 @@ use super::{
     device::{Address, Device, DeviceError, Launch, Part, Reading},
     forward::Pass,
     found::{Downloaded, List, Lists},
-    plan::{self, AllWanted, Image, Piece, Wanted},
+    plan::{self, AllWanted, AttentionLimits, Image, Piece, Wanted},
     recordings::Recordings,
     shape::Shape,
     tuning::Tuning,
@@ -157,10 +157,13 @@ impl CudaBackend {
     /// Chooses the attention kernels of a part, and the room for scores in positions.
     fn attention(&self, part: &[Piece], chunks: &[Chunk<'_>]) -> (AttentionMode, usize) {
         let multiprocessors = self.device.properties().multiprocessors as usize;
-        let tasks_max = self.tuning.split_tasks.saturating_mul(multiprocessors);
-        let tile_rows =
-            if self.state.has_tiles { self.tuning.attention_tile_rows } else { usize::MAX };
-        plan::attention(part, chunks, &self.shape, &self.buffers, tasks_max, tile_rows)
+        let (tuning, has_tiles) = (&self.tuning, self.state.has_tiles);
+        let limits = AttentionLimits {
+            split_tasks: tuning.split_tasks.saturating_mul(multiprocessors),
+            short_blocks: tuning.short_blocks.saturating_mul(multiprocessors),
+            tile_rows: if has_tiles { tuning.attention_tile_rows } else { usize::MAX },
+        };
+        plan::attention(part, chunks, &self.shape, &self.buffers, limits)
     }
 
     /// Runs a part; writes all logits of its whole rows to `all` `(whole, vocab)`.

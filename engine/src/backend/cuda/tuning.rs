@@ -22,6 +22,8 @@ use crate::{
 pub struct Tuning {
     /// Most attention tasks per multiprocessor with which each decode's attention is split over blocks.
     pub split_tasks: usize,
+    /// Most blocks per multiprocessor with which one kernel computes scores and values of decodes with short contexts.
+    pub short_blocks: usize,
     /// Fewest screened rows for which the screen uses one digit instead of two.
     pub one_digit_rows: usize,
     /// Most rows for which linears use the kernels for few rows, which exist up to 64.
@@ -43,6 +45,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             split_tasks: 8,
+            short_blocks: 1,
             one_digit_rows: NEVER,
             few_rows: 64,
             large_tile_rows: 512,
@@ -98,13 +101,20 @@ struct Constant {
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 8] = [
+const CONSTANTS: [Constant; 9] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
         phase: Phase::Decode,
         kv: None,
         field: |tuning| &mut tuning.split_tasks,
+    },
+    Constant {
+        name: "short_blocks",
+        values: &[0, 1, 2, 4],
+        phase: Phase::Decode,
+        kv: None,
+        field: |tuning| &mut tuning.short_blocks,
     },
     Constant {
         name: "one_digit_rows",

@@ -117,6 +117,9 @@ fn launched_by(model: &Model, options: CudaOptions) -> Option<BTreeSet<&'static 
         run(&mut backend, &[part(&tokens(count, 1), 0, 0, LogitsFor::All)]);
     }
     run(&mut backend, &[part(&[1], 0, 0, changed_draw())]);
+    let short = Tuning { short_blocks: 1 << 20, ..Tuning::default() };
+    backend.set_tuning(short).expect("nothing is recorded");
+    run(&mut backend, &[part(&[1], 0, 0, LogitsFor::largest(1))]);
     // 600 rows, and 100.
     run(&mut backend, &prompts(2, 300));
     for wgmma_rows in [0, 1 << 20] {

@@ -34,12 +34,13 @@ const ALL: usize = 1 << 20;
 
 /// Tunings that together launch the kernels of every number of rows.
 const TUNINGS: [fn(Tuning) -> Tuning; 3] = [
-    |default| default,
-    |default| Tuning { few_rows: 0, large_tile_rows: 0, split_tasks: 0, ..default },
+    |default| Tuning { short_blocks: 0, ..default },
+    |default| Tuning { few_rows: 0, large_tile_rows: 0, short_blocks: ALL, ..default },
     |default| Tuning {
         few_rows: 0,
         large_tile_rows: ALL,
         split_tasks: 0,
+        short_blocks: 0,
         attention_tile_rows: ALL,
         ..default
     },

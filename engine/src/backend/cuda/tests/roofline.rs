@@ -47,7 +47,9 @@ fn every_kernel_of_a_step_is_measured() {
         assert_eq!(kinds, [&decodes[..], &[(Phase::Prefill, 15)]].concat(), "{name}");
         for step in steps {
             let layers = model(name).config().layer_count;
-            let attention = step.kernels.iter().filter(|k| k.kernel.contains("rotate_"));
+            let is_first =
+                |name: &str| name.starts_with("rotate_") || name.starts_with("attend_short");
+            let attention = step.kernels.iter().filter(|k| is_first(k.kernel));
             assert_eq!(attention.map(|k| k.launches).sum::<usize>(), layers, "{name}");
             assert!(step.kernels.iter().any(|k| k.kernel.starts_with("embed")), "{name}");
         }

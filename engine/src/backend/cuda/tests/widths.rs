@@ -43,6 +43,8 @@ const ON_DEVICE: Sizes = Sizes {
 /// In emulation: fewer rows and a smaller vocabulary, because an emulated row takes some 60 ms.
 const EMULATED: Sizes = Sizes { vocab: 2048, prompt: 36, prompts: 2, chunk: 72, decodes: &[1, 12] };
 
+/// Most decodes for which one kernel for scores and values is compared with two.
+const SHORT_DECODES: usize = 8;
 /// Position of the first decode; the others' are up to 63 later.
 const CONTEXT: usize = 304;
 
@@ -84,6 +86,15 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
         // The second step replays the recording of the first.
         for step in ["first", "again"] {
             check(&format!("{count} decodes, {step}"), cpu.as_mut(), &mut cuda, &decodes);
+        }
+        if count <= SHORT_DECODES {
+            for short_blocks in [0, 1 << 20] {
+                let tuning = Tuning { short_blocks, ..Tuning::default() };
+                cuda.set_tuning(tuning).expect("the device works");
+                let what = format!("{count} decodes, {short_blocks} blocks");
+                check(&what, cpu.as_mut(), &mut cuda, &decodes);
+            }
+            cuda.set_tuning(Tuning::default()).expect("the device works");
         }
         check_draws(cpu.as_mut(), &mut cuda, decodes);
     }

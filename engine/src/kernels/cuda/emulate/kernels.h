@@ -5,6 +5,7 @@
 namespace {
 #include "activate.cu"
 #include "attend.cu"
+#include "attend_short.cu"
 #include "attend_split.cu"
 #include "attend_tile.cu"
 #include "digits.cu"
@@ -88,6 +89,9 @@ static const Entry ENTRIES[] = {
     ENTRY(AttentionArgs, attend_values_f16),
     ENTRY(AttentionArgs, attend_values_f32),
     ENTRY(AttentionArgs, attend_values_q8),
+    ENTRY(RotateScoresArgs, attend_short_f16),
+    ENTRY(RotateScoresArgs, attend_short_f32),
+    ENTRY(RotateScoresArgs, attend_short_q8),
     ENTRY(FinalNormArgs, final_norm),
     ENTRY(HeadArgs, head_f32),
     ENTRY(HeadArgs, head_f16),

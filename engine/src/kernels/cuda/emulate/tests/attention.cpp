@@ -260,9 +260,9 @@ void check(Shape shape, Kv kv, const vector<std::pair<u32, u32>>& spans) {
     expect_equal(device.pool_bytes, want.pool_bytes, "pool" + what);
     vector<float> attended = want.attention();
     u32 stride = padded(device.context, 128), padded_dim = device.padded_dim;
-    bool single = true;
-    for (auto [position, count] : spans) single &= count == 1;
-    for (u32 variant = 0; variant < (single ? 6 : 3); variant++) {
+    bool single = true, is_short = true;
+    for (auto [position, count] : spans) single &= count == 1, is_short &= position < (kv == Kv::F32 ? 256 : 512);
+    for (u32 variant = 0; variant < (!single ? 3 : is_short ? 9 : 6); variant++) {
         u32 queries = variant == 1 ? 8 : 4;
         auto tasks = device.tasks(queries, variant >= 2 ? 1 : 9);
         device.step.tasks = u32(tasks.size());
@@ -282,8 +282,16 @@ void check(Shape shape, Kv kv, const vector<std::pair<u32, u32>>& spans) {
             args.pool = fresh.pool();
             device.pool_bytes = fresh.pool_bytes;
             args.pool.base = device.pool_bytes.data();
+            RotateScoresArgs whole{args, device.keys.data(), device.values.data(), device.rotations.data()};
+            if (variant >= 6) {
+                u32 many = std::array<u32, 3>{4, 7, 16}[variant - 6];
+                run(("attend_short" + suffix).c_str(), {bucket, up(padded_dim, 32), 1}, many * 32, many * 4 * padded_dim * 4, whole);
+                expect_equal(device.pool_bytes, want.pool_bytes, "pool of attend_short" + what);
+                expect_same(out, attended, "attention variant " + std::to_string(variant) + what);
+                continue;
+            }
             run(("rotate_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared,
-                RotateScoresArgs{args, device.keys.data(), device.values.data(), device.rotations.data()});
+whole);
             expect_equal(device.pool_bytes, want.pool_bytes, "pool of rotate_scores" + what);
             run(("attend_values" + suffix).c_str(), {bucket, up(padded_dim, 32), 4 / together}, together * 32, 0, args);
         }
@@ -299,6 +307,8 @@ void attention() {
         check({2, 2, 64}, kv, {{63, 9}, {0, 1}});
         check({4, 1, 128}, kv, {{0, 1}, {31, 1}, {32, 1}, {200, 1}});
         check({12, 2, 20}, kv, {{95, 1}, {7, 1}});
+        check({4, 1, 48}, kv, {{255, 1}, {128, 1}, {127, 1}, {63, 1}, {64, 1}});
+        check({4, 1, 32}, kv, {{511, 1}, {384, 1}, {256, 1}});
         check({10, 1, 80}, kv, {{40, 3}, {0, 2}});
         check({3, 1, 256}, kv, {{5, 4}, {140, 1}});
         // Block tables that span several windows.
