@@ -45,11 +45,9 @@ pub enum LogitsFor<'a> {
     All,
     /// The last token of the chunk, and at least the logits of its first tokens in a ranking. Others may be left out.
     Largest(Ranking),
-    /// The last token of the chunk, and the ranking's [draw](Ranking::draw) after these changes, by ascending token. Only for
-    /// backends that [draw](Backend::draws).
-    Changed(Ranking, &'a [LogitChange]),
-    /// The last tokens of the chunk, one for each ranking, and at least the logits of the first tokens in it.
-    Each(&'a [Ranking]),
+    /// The last tokens of the chunk, one for each ranking, and at least the logits of the first tokens in it. The changes of all
+    /// [draws](Ranking::changes), one draw's after another's, are only for backends that [draw](Backend::draws).
+    Each(&'a [Ranking], &'a [LogitChange]),
 }
 
 impl<'a> LogitsFor<'a> {
@@ -58,13 +56,18 @@ impl<'a> LogitsFor<'a> {
         Self::Largest(Ranking::largest(count))
     }
 
-    /// Returns the ranking of the last token, if only that one is requested, and the changes before its draw.
+    /// Returns the ranking of the last token, if that one alone is requested, and the changes before its draw.
     pub(crate) fn of_last(self) -> Option<(Ranking, &'a [LogitChange])> {
         match self {
             Self::Largest(ranking) => Some((ranking, &[])),
-            Self::Changed(ranking, changes) => Some((ranking, changes)),
-            Self::Nothing | Self::Last | Self::All | Self::Each(_) => None,
+            Self::Each(&[ranking], changes) => Some((ranking, changes)),
+            Self::Nothing | Self::Last | Self::All | Self::Each(..) => None,
         }
+    }
+
+    /// Returns the changes of all draws.
+    pub(crate) fn changes(self) -> &'a [LogitChange] {
+        if let Self::Each(_, changes) = self { changes } else { &[] }
     }
 }
 
@@ -206,7 +209,7 @@ pub trait Backend: Send {
     }
 
     /// Returns whether steps can draw tokens after changes of logits, and report the distributions of positions with a
-    /// [`Ranking`]. Of other backends, [`LogitsFor::Changed`] and [`Ranking::report`] must not be asked.
+    /// [`Ranking`]. Of other backends, [`Ranking::changes`] and [`Ranking::report`] must not be asked.
     fn draws(&self) -> bool {
         false
     }

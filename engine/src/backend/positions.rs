@@ -71,7 +71,7 @@ fn check_writes(
 impl<'a> LogitsFor<'a> {
     /// Returns how many tokens a chunk must have.
     fn rows_min(self) -> usize {
-        if let Self::Each(rankings) = self { rankings.len() } else { 1 }
+        if let Self::Each(rankings, _) = self { rankings.len() } else { 1 }
     }
 
     /// Returns the rows of a chunk that logits are requested for, each with the ranking of the tokens to find; `None`
@@ -83,13 +83,13 @@ impl<'a> LogitsFor<'a> {
         let last = rows.end;
         let first = match self {
             Self::Nothing => last,
-            Self::Last | Self::Largest(_) | Self::Changed(..) => last - 1,
+            Self::Last | Self::Largest(_) => last - 1,
             Self::All => rows.start,
-            Self::Each(rankings) => last - rankings.len(),
+            Self::Each(rankings, _) => last - rankings.len(),
         };
         (first..last).map(move |row| match self {
-            Self::Largest(ranking) | Self::Changed(ranking, _) => (row, Some(ranking)),
-            Self::Each(rankings) => (row, Some(rankings[row - first])),
+            Self::Largest(ranking) => (row, Some(ranking)),
+            Self::Each(rankings, _) => (row, Some(rankings[row - first])),
             Self::Nothing | Self::Last | Self::All => (row, None),
         })
     }

@@ -13,9 +13,11 @@ pub struct Ranking {
     pub noise: Option<ScaledNoise>,
     /// Keeps what [`tokens_above`](super::Backend::tokens_above) finds further tokens with.
     pub keeps: bool,
-    /// The draw that the tokens are for, if it has filters or [changes](super::LogitsFor::Changed). A backend may draw the token
-    /// itself: [`PositionLogits::Drawn`](super::PositionLogits::Drawn).
+    /// The draw that the tokens are for, if it has filters or changes. A backend may draw the token itself:
+    /// [`PositionLogits::Drawn`](super::PositionLogits::Drawn).
     pub draw: Option<TokenDraw>,
+    /// Number of [changes](super::LogitsFor::Each) of logits before the draw.
+    pub changes: usize,
     /// The backend also [reports](super::Backend::draws) the position's distribution, with so many most probable tokens.
     pub report: Option<usize>,
 }
@@ -64,7 +66,7 @@ pub struct Rest {
 impl Ranking {
     /// The tokens with the `count` largest logits.
     pub const fn largest(count: usize) -> Self {
-        Self { count, within: 0.0, noise: None, keeps: false, draw: None, report: None }
+        Self { count, within: 0.0, noise: None, keeps: false, draw: None, changes: 0, report: None }
     }
 
     /// Returns the ranking of the same choice at the next position.

@@ -163,10 +163,13 @@ impl ActiveRequest {
     /// Returns everything besides logits and parameters that the next draw of a choice depends on.
     pub fn context(&self, choice: u32, position: usize) -> Context<'_> {
         let generation = &self.choices[choice as usize];
-        let early = generation.tokens.len() < self.sampling.min_tokens;
-        let masked = if early { self.end_tokens.as_slice() } else { &[] };
-        let counts = &generation.counts;
+        let (counts, masked) = (&generation.counts, self.masked(generation.tokens.len()));
         Context { counts, masked, choice, position, known: None, distribution: None }
+    }
+
+    /// Returns the tokens that must not be drawn after so many tokens of an answer.
+    fn masked(&self, tokens: usize) -> &[u32] {
+        if tokens < self.sampling.min_tokens { &self.end_tokens } else { &[] }
     }
 
     /// Returns the tokens that the draw of a choice's token at `position` needs; `None` if it needs all. If the backend makes the
@@ -207,21 +210,35 @@ impl ActiveRequest {
         (self.started as usize) < self.choices.len()
     }
 
-    /// Adds to `rankings` the tokens to find at `position` and after each of so many drafts. The draws after `position`
-    /// need logits of the same kind.
-    pub fn rankings(
+    /// Adds to `rankings` the tokens to find at `position` and after each of these drafts. The draws after `position`
+    /// need logits of the same kind. If the backend makes the draws, the changes before them are added to `changes`.
+    pub fn rankings_with_drafts(
         &self,
         choice: u32,
         position: usize,
-        drafts: usize,
+        drafts: &[u32],
         rankings: &mut Vec<Ranking>,
+        changes: &mut Vec<LogitChange>,
     ) {
-        rankings.extend((0..=drafts).map(|draft| {
-            let ranking = sampler::needed(&self.sampling, self.context(choice, position + draft));
-            // Each draft may be a token that penalties lower from then on.
-            let count = ranking.count + draft * usize::from(ranking.count > 1);
-            Ranking { count, ..ranking }
-        }));
+        let generation = &self.choices[choice as usize];
+        if !self.backend_draws {
+            rankings.extend((0..=drafts.len()).map(|draft| {
+                let context = self.context(choice, position + draft);
+                let ranking = sampler::needed(&self.sampling, context);
+                // Each draft may be a token that penalties lower from then on.
+                let count = ranking.count + draft * usize::from(ranking.count > 1);
+                Ranking { count, ..ranking }
+            }));
+            return;
+        }
+        let mut counts = generation.counts.clone();
+        for draft in 0..=drafts.len() {
+            let masked = self.masked(generation.tokens.len() + draft);
+            let of_draft = self.context(choice, position + draft);
+            let context = Context { counts: &counts, masked, ..of_draft };
+            rankings.push(sampler::needed_with_changes(&self.sampling, context, changes));
+            drafts.get(draft).into_iter().for_each(|token| counts.add(*token));
+        }
     }
 
     /// Proposes tokens that may follow `tokens` of a choice, up to `most`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::active::ActiveRequest;
 use crate::{
-    backend::{LogitChange, LogitsFor, Ranking},
+    backend::{Chunk, LogitChange, LogitsFor, Ranking},
     request::RequestId,
     scheduler::PlannedChunk,
 };
@@ -12,51 +12,58 @@ use crate::{
 /// What the chunks of a step need, in their order. Kept between steps for its memory.
 #[derive(Debug, Default)]
 pub(super) struct Needs {
-    /// Of each chunk: the tokens to find, `None` for all or of a chunk with drafts, and the number of its changes.
-    chunks: Vec<(Option<Ranking>, usize)>,
-    /// The tokens to find after each of a sequence's drafts, for all sequences with drafts.
+    /// Numbers of rankings of the chunks; 0 for one that needs all logits or none.
+    chunks: Vec<usize>,
+    /// The tokens to find at the end of each chunk, and after each of its drafts.
     rankings: Vec<Ranking>,
-    /// Changes of logits, for all sequences.
+    /// Changes of logits before all draws.
     changes: Vec<LogitChange>,
 }
 
 impl Needs {
-    /// Lists what planned chunks need.
-    pub fn list(&mut self, planned: &[PlannedChunk], active: &BTreeMap<RequestId, ActiveRequest>) {
+    /// Lists what planned chunks need. `chunk` returns the backend's view of one.
+    pub fn list<'a>(
+        &mut self,
+        planned: &[PlannedChunk],
+        active: &BTreeMap<RequestId, ActiveRequest>,
+        chunk: impl Fn(&PlannedChunk) -> Chunk<'a>,
+    ) {
         let Self { chunks, rankings, changes } = self;
         chunks.clear();
         rankings.clear();
         changes.clear();
-        for &PlannedChunk { id, end, drafts, samples, .. } in planned {
-            let (request, before) = (active.get(&RequestId(id.request)), changes.len());
-            let ranking = match request.filter(|_| samples) {
-                Some(request) if drafts == 0 => request.ranking(id.choice, end, changes),
-                Some(request) => {
-                    request.rankings(id.choice, end - drafts, drafts, rankings);
-                    None
+        for planned in planned {
+            let PlannedChunk { id, end, drafts, samples, .. } = *planned;
+            let before = rankings.len();
+            match active.get(&RequestId(id.request)).filter(|_| samples) {
+                Some(request) if drafts == 0 => {
+                    rankings.extend(request.ranking(id.choice, end, changes));
                 }
-                None => None,
-            };
-            chunks.push((ranking, changes.len() - before));
+                Some(request) => {
+                    let tokens = chunk(planned).tokens;
+                    let (_, drafts) = tokens.split_at(tokens.len() - drafts);
+                    let position = end - drafts.len();
+                    request.rankings_with_drafts(id.choice, position, drafts, rankings, changes);
+                }
+                None => {}
+            }
+            chunks.push(rankings.len() - before);
         }
     }
 
     /// Returns what each of the listed chunks needs, if it ends with a draw.
-    pub fn of_chunks(&self, planned: &[PlannedChunk]) -> impl Iterator<Item = LogitsFor<'_>> {
+    pub fn of_chunks(&self) -> impl Iterator<Item = LogitsFor<'_>> {
         let (mut rankings, mut changes) = (&self.rankings[..], &self.changes[..]);
-        let drafts = planned.iter().map(|planned| planned.drafts);
-        self.chunks.iter().zip(drafts).map(move |((ranking, changed), drafts)| {
-            let (of_chunk, rest) = changes.split_at(*changed);
+        self.chunks.iter().map(move |count| {
+            let (of_chunk, rest) = rankings.split_at(*count);
+            rankings = rest;
+            let changed = of_chunk.iter().map(|ranking| ranking.changes).sum();
+            let (of_draws, rest) = changes.split_at(changed);
             changes = rest;
-            match *ranking {
-                Some(ranking) if of_chunk.is_empty() => LogitsFor::Largest(ranking),
-                Some(ranking) => LogitsFor::Changed(ranking, of_chunk),
-                None if drafts == 0 => LogitsFor::Last,
-                None => {
-                    let (each, rest) = rankings.split_at(drafts + 1);
-                    rankings = rest;
-                    LogitsFor::Each(each)
-                }
+            match of_chunk {
+                [] => LogitsFor::Last,
+                [ranking] if changed == 0 => LogitsFor::Largest(*ranking),
+                _ => LogitsFor::Each(of_chunk, of_draws),
             }
         })
     }

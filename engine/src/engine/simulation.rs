@@ -40,9 +40,11 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
             ignore_eos,
             temperature: t,
             top_k: if k < 6 { k } else { 0 },
-            top_p: if k == 6 { 0.9 } else { 1.0 },
+            top_p: if matches!(k, 6 | 8 | 9 | 10) { 0.9 } else { 1.0 },
             min_p: if k == 7 { 0.1 } else { 0.0 },
-            repetition_penalty: if k == 3 { 1.2 } else { 1.0 },
+            repetition_penalty: if k == 3 || k == 8 { 1.2 } else { 1.0 },
+            frequency_penalty: if k == 9 { 0.4 } else { 0.0 },
+            presence_penalty: if k == 10 { -0.3 } else { 0.0 },
             // With top-p, raised tokens may be beyond every look at the largest logits.
             logit_bias: match (k, min % 2) {
                 (6, 1) => [(3, 5.0), (9, 6.0), (20, 7.0)].into(),

@@ -8,7 +8,7 @@ use std::{
 
 use super::{Engine, StepReport};
 use crate::{
-    backend::{Backend as _, Chunk, StepError},
+    backend::{Backend as _, Chunk, LogitsFor, StepError},
     request::{Event, FinishReason, RequestError, RequestId},
     scheduler::{Plan, PlannedChunk, Refusal, StepLimits},
 };
@@ -178,9 +178,10 @@ impl Engine {
         self.counters.prefill_tokens += report.prefill_tokens as u64;
         self.counters.decode_tokens += report.decode_tokens as u64;
         let scheduler = &self.scheduler;
-        self.needs.list(&plan.chunks, &self.active);
+        let view = |planned: &PlannedChunk| scheduler.chunk(planned, LogitsFor::Nothing);
+        self.needs.list(&plan.chunks, &self.active, view);
         let mut chunks = emptied(std::mem::take(&mut self.chunks));
-        let needed = self.needs.of_chunks(&plan.chunks);
+        let needed = self.needs.of_chunks();
         chunks.extend(
             plan.chunks
                 .iter()

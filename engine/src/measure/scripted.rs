@@ -68,8 +68,8 @@ impl Backend for Scripted {
         for chunk in chunks {
             let positions = match chunk.logits {
                 LogitsFor::Nothing => 0,
-                LogitsFor::Last | LogitsFor::Largest(_) | LogitsFor::Changed(..) => 1,
-                LogitsFor::Each(rankings) => rankings.len(),
+                LogitsFor::Last | LogitsFor::Largest(_) => 1,
+                LogitsFor::Each(rankings, _) => rankings.len(),
                 LogitsFor::All => chunk.tokens.len(),
             };
             let end = chunk.position + chunk.tokens.len();

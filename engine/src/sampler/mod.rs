@@ -153,7 +153,7 @@ pub fn needed_with_changes(
     penalties::list_changes(params, context, changes);
     match changes.len() - before {
         0 => ranking,
-        _ => Ranking { draw: Some(draw_of(params, context)), ..ranking },
+        changes => Ranking { draw: Some(draw_of(params, context)), changes, ..ranking },
     }
 }
 

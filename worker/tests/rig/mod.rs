@@ -105,9 +105,9 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
         logits.clear(1000);
         let rows = |chunk: &Chunk<'_>| match chunk.logits {
             LogitsFor::Nothing => 0,
-            LogitsFor::Last | LogitsFor::Largest(_) | LogitsFor::Changed(..) => 1,
+            LogitsFor::Last | LogitsFor::Largest(_) => 1,
             LogitsFor::All => chunk.tokens.len(),
-            LogitsFor::Each(rankings) => rankings.len(),
+            LogitsFor::Each(rankings, _) => rankings.len(),
         };
         logits.extend(vec![0.0; chunks.iter().map(rows).sum::<usize>() * 1000]);
         Ok(())

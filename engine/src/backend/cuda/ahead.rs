@@ -186,9 +186,8 @@ impl CudaBackend {
 
     /// Returns the ranking of each position of a chunk that needs logits, if the screen finds its tokens.
     fn screened(&self, chunk: &Chunk<'_>) -> impl Iterator<Item = Option<Ranking>> {
-        let changes = chunk.logits.of_last().map_or(0, |(_, changes)| changes.len());
         let wanted = chunk.logits.wanted(0..chunk.tokens.len());
-        wanted.map(move |(_, ranking)| ranking.filter(|ranking| self.screens(ranking, changes)))
+        wanted.map(|(_, ranking)| ranking.filter(|ranking| self.screens(ranking)))
     }
 
     /// Gives the lists of some chunks' positions to their chunks.
@@ -211,7 +210,7 @@ impl CudaBackend {
         let again = |chunk: &usize| {
             let chunk = chunks[*chunk];
             let logits = match chunk.logits {
-                LogitsFor::Each(_) => LogitsFor::All,
+                LogitsFor::Each([_, _, ..], _) => LogitsFor::All,
                 _ => LogitsFor::Last,
             };
             Chunk { logits, ..chunk }
@@ -277,7 +276,10 @@ impl CudaBackend {
                 tokens: token,
                 position: row.position,
                 blocks: &ahead.blocks[row.blocks.clone()],
-                logits: LogitsFor::Changed(row.ranking, &ahead.changes[row.changes.clone()]),
+                logits: LogitsFor::Each(
+                    std::slice::from_ref(&row.ranking),
+                    &ahead.changes[row.changes.clone()],
+                ),
             })
             .collect();
         ahead.pass = self.begin(&decodes, self.half_at(ahead.half))?;

@@ -70,6 +70,8 @@ pub struct Wanted {
     pub row: usize,
     /// Index of its chunk.
     pub chunk: usize,
+    /// The first of its changes among the chunk's.
+    pub first_change: usize,
     /// The ranking.
     pub ranking: Ranking,
 }
@@ -87,7 +89,8 @@ impl Wanted {
 
     /// Returns the changes of logits before the row's draw, of tokens in the vocabulary.
     pub fn changes<'a>(&self, chunks: &[Chunk<'a>], shape: &Shape) -> &'a [LogitChange] {
-        let (_, changes) = chunks[self.chunk].logits.of_last().unwrap_or((self.ranking, &[]));
+        let changes = chunks[self.chunk].logits.changes();
+        let changes = &changes[self.first_change..][..self.ranking.changes];
         &changes[..changes.partition_point(|change| (change.token as usize) < shape.vocab)]
     }
 
@@ -154,25 +157,28 @@ impl AllWanted {
     }
 }
 
-/// Finds the rows of a part that need logits. `screens` returns whether the screen finds the first tokens of a ranking, with so
-/// many changes of logits.
+/// Finds the rows of a part that need logits. `screens` returns whether the screen finds the first tokens of a ranking.
 pub fn wanted(
     part: &[Piece],
     chunks: &[Chunk<'_>],
-    screens: impl Fn(&Ranking, usize) -> bool,
+    screens: impl Fn(&Ranking) -> bool,
 ) -> AllWanted {
     let mut all = AllWanted::default();
     let mut first = 0;
     for piece in part {
         let chunk = &chunks[piece.chunk];
         let here = piece.start..piece.start + piece.len;
-        let wanted = chunk.logits.wanted(0..chunk.tokens.len());
-        for (row, ranking) in wanted.filter(|(row, _)| here.contains(row)) {
-            let row = row - piece.start + first;
-            let changes = chunk.logits.of_last().map_or(0, |(_, changes)| changes.len());
-            match ranking.filter(|ranking| screens(ranking, changes)) {
+        let mut next_change = 0;
+        for (row, ranking) in chunk.logits.wanted(0..chunk.tokens.len()) {
+            let first_change = next_change;
+            next_change += ranking.map_or(0, |ranking| ranking.changes);
+            if !here.contains(&row) {
+                continue;
+            }
+            let (row, chunk) = (row - piece.start + first, piece.chunk);
+            match ranking.filter(&screens) {
                 Some(ranking) => {
-                    all.screened.push(Wanted { row, chunk: piece.chunk, ranking });
+                    all.screened.push(Wanted { row, chunk, first_change, ranking });
                 }
                 None => all.whole.push(row),
             }

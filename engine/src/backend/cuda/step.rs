@@ -87,16 +87,16 @@ struct OfPass<'a> {
 impl CudaBackend {
     /// Returns whether the screen finds the first tokens of a ranking, or the token of its draw. It keeps nothing for further
     /// looks.
-    pub(super) fn screens(&self, ranking: &Ranking, changes: usize) -> bool {
-        // The changes before a draw are made here.
-        let (count, is_whole) = match ranking.draw {
-            Some(draw) => (draw.top_k.max(1), true),
-            None => (ranking.count, !ranking.keeps && changes == 0),
+    pub(super) fn screens(&self, ranking: &Ranking) -> bool {
+        // The device makes the changes before a draw.
+        let (count, keeps) = match ranking.draw {
+            Some(draw) => (draw.top_k.max(1), false),
+            None => (ranking.count, ranking.keeps),
         };
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.tables.head.finds()
-            && is_whole
-            && changes <= changes_max(&self.shape)
+            && !keeps
+            && ranking.changes <= changes_max(&self.shape)
             && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
             && count <= room
     }
@@ -110,8 +110,7 @@ impl CudaBackend {
     ) -> Result<Lists, DeviceError> {
         let mut lists = Lists::new();
         for part in &plan::cut(chunks, &self.limits) {
-            let wanted =
-                plan::wanted(part, chunks, |ranking, changes| self.screens(ranking, changes));
+            let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
             let (attention, reach) = self.attention(part, chunks);
             let work = Work { part, chunks, attention, reach };
             let (here, rest) = all.split_at_mut(wanted.whole.len() * self.shape.vocab);
@@ -130,7 +129,7 @@ impl CudaBackend {
     ) -> Result<Option<InFlight>, DeviceError> {
         let parts = plan::cut(chunks, &self.limits);
         let [part] = &parts[..] else { return Ok(None) };
-        let wanted = plan::wanted(part, chunks, |ranking, changes| self.screens(ranking, changes));
+        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
         let is_one_pass = wanted.passes(&self.limits).len() == 1;
         let AllWanted { whole, screened } = wanted;
         if !whole.is_empty() || !screened.iter().all(Wanted::is_single) || !is_one_pass {
@@ -283,7 +282,7 @@ impl CudaBackend {
     pub(super) fn launches(&self, chunks: &[Chunk<'_>]) -> Vec<Launch> {
         let parts = plan::cut(chunks, &self.limits);
         let [part] = &parts[..] else { panic!("the step is of {} passes", parts.len()) };
-        let wanted = plan::wanted(part, chunks, |ranking, changes| self.screens(ranking, changes));
+        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
         let (attention, reach) = self.attention(part, chunks);
         let work = Work { part, chunks, attention, reach };
         let bucket = self.bucket(&work, wanted.whole.len(), &wanted.screened);

@@ -116,9 +116,10 @@ fn tokens_of(model: &Model, count: usize, seed: u32) -> Vec<u32> {
 fn changed_draw() -> LogitsFor<'static> {
     let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
     let draw = TokenDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
-    let ranking = Ranking { draw: Some(draw), report: Some(2), ..Ranking::largest(1) };
+    let (draw, report, changes) = (Some(draw), Some(2), 1);
+    let ranking = Ranking { draw, report, changes, ..Ranking::largest(1) };
     const CHANGES: &[LogitChange] = &[LogitChange { less: 0.5, ..LogitChange::none(7) }];
-    LogitsFor::Changed(ranking, CHANGES)
+    LogitsFor::Each(Box::leak(Box::new([ranking])), CHANGES)
 }
 
 /// A sequence's part of a step.

@@ -212,7 +212,7 @@ fn drafts_beside_decodes_equal_the_cpus() {
     let each: &'static [Ranking] =
         Box::leak(Box::new([largest, Ranking { noise: Some(noise), ..largest }, largest]));
     let prompt = |row: u32| part(&tokens(4, row), 0, row * 2, LogitsFor::largest(1));
-    let with_drafts = |row: u32| part(&tokens(3, row + 9), 4, row * 2, LogitsFor::Each(each));
+    let with_drafts = |row: u32| part(&tokens(3, row + 9), 4, row * 2, LogitsFor::Each(each, &[]));
     let decode = |row: u32| part(&tokens(1, row + 5), 4, row * 2, LogitsFor::largest(1));
     let prompts: Vec<Part> = (0..4).map(prompt).collect();
     check("prompts", cpu.as_mut(), &mut cuda, &prompts);
@@ -246,7 +246,7 @@ fn undecided_draws_after_drafts_get_all_logits() {
     let mut undecided = 0;
     for row in 0..8u32 {
         let tokens = tokens(5, row);
-        let got = [part(&tokens, 0, row, LogitsFor::Each(of(3 + 10 * u64::from(row))))];
+        let got = [part(&tokens, 0, row, LogitsFor::Each(of(3 + 10 * u64::from(row)), &[]))];
         let (mut got, want) =
             (run(&mut cuda, &got), { run(cpu.as_mut(), &[part(&tokens, 0, row, LogitsFor::All)]) });
         let want = want.all().chunks_exact(model.config().vocab_size).skip(2);

@@ -34,8 +34,7 @@ pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &
             LogitsFor::Last => vec![None],
             LogitsFor::All => vec![None; part.tokens.len()],
             LogitsFor::Largest(ranking) => vec![Some(ranking)],
-            LogitsFor::Each(rankings) => rankings.iter().copied().map(Some).collect(),
-            LogitsFor::Changed(..) => unreachable!("no draw has changes"),
+            LogitsFor::Each(rankings, _) => rankings.iter().copied().map(Some).collect(),
         })
         .collect();
     for (index, ranking) in rankings.into_iter().enumerate() {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::{Noise, PositionLogits, Ranking, ScaledNoise},
-    sampler::{self, Context, Sampled, Scratch, TokenCounts},
+    sampler::{self, Context, Drawn, Sampled, Scratch, TokenCounts},
 };
 
 /// A model with factors of embedding, blocks and logits.
@@ -111,6 +111,45 @@ fn tokens_drawn_after_changes_equal_the_cpus() {
     check_drawn(&changes(), 10);
 }
 
+/// The changes before a draw after drafts include those of the drafts.
+#[test]
+fn tokens_drawn_after_drafts_and_changes_equal_the_cpus() {
+    let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    let mut cpu = on_cpu(&model, options);
+    let (mut drawn, mut all) = (0, 0);
+    for (params, row) in changes().iter().zip(0u32..) {
+        let tokens = tokens_of(&model, 6, row);
+        // The last two are drafts.
+        let counts: Vec<TokenCounts> = (0..3)
+            .map(|draft| {
+                let mut counts = TokenCounts::new(params, &tokens[..3]);
+                tokens[3..4 + draft].iter().for_each(|token| counts.add(*token));
+                counts
+            })
+            .collect();
+        let position = |draft: usize| {
+            let part = part(&tokens[..4 + draft], 0, 0, LogitsFor::Last);
+            DrawOf { part, params, counts: &counts[draft] }
+        };
+        let (mut rankings, mut changes) = (Vec::new(), Vec::new());
+        for draft in 0..3 {
+            let draw = position(draft);
+            let context = draw.context();
+            rankings.push(sampler::needed_with_changes(params, context, &mut changes));
+        }
+        let each = LogitsFor::Each(rankings.leak(), changes.leak());
+        let mut got = run(&mut cuda, &[part(&tokens, 0, row, each)]);
+        for draft in 0..3 {
+            let draw = position(draft);
+            let mut want = run(cpu.as_mut(), &[draw.part_for(LogitsFor::Last)]);
+            let (_, of_device) = compare(&draw, got.position(draft), want.position(0));
+            (drawn, all) = (drawn + usize::from(of_device), all + 1);
+        }
+    }
+    assert!(drawn * 100 > all * 85, "{drawn} of {all} draws");
+}
+
 /// Compares drawn tokens. At least so many percent of the decodes must have been begun early.
 fn check_drawn(params: &[SamplingParams], early_min: usize) {
     for name in ["bitnet-tiny", "llama-tiny", "qwen3-group-tiny"] {
@@ -161,6 +200,11 @@ impl DrawOf<'_> {
         let (known, distribution) = (None, None);
         Context { counts: self.counts, masked, choice: 0, position, known, distribution }
     }
+
+    fn part_for(&self, logits: LogitsFor<'static>) -> Part {
+        let Part { tokens, position, blocks, .. } = &self.part;
+        Part { tokens: tokens.clone(), position: *position, blocks: blocks.clone(), logits }
+    }
 }
 
 /// Has the device draw tokens, which must be those that the CPU's logits give. Returns them and how many the device has drawn.
@@ -169,47 +213,42 @@ pub fn draw_on_both(
     cuda: &mut dyn Backend,
     draws: &[DrawOf<'_>],
 ) -> (Vec<u32>, usize) {
-    let parts = |logits: &dyn Fn(&DrawOf<'_>) -> LogitsFor<'static>| -> Vec<Part> {
-        let part = |draw: &DrawOf<'_>| {
-            let Part { tokens, position, blocks, .. } = &draw.part;
-            let (tokens, blocks) = (tokens.clone(), blocks.clone());
-            Part { tokens, position: *position, blocks, logits: logits(draw) }
-        };
-        draws.iter().map(part).collect()
-    };
-    let on_device = parts(&|draw| {
-        let mut changes = Vec::new();
-        let ranking = sampler::needed_with_changes(draw.params, draw.context(), &mut changes);
-        LogitsFor::Changed(ranking, changes.leak())
-    });
-    let (mut want, mut got) = (run(cpu, &parts(&|_| LogitsFor::Last)), run(cuda, &on_device));
+    let on_device: Vec<Part> = draws
+        .iter()
+        .map(|draw| {
+            let mut changes = Vec::new();
+            let ranking = sampler::needed_with_changes(draw.params, draw.context(), &mut changes);
+            draw.part_for(LogitsFor::Each(vec![ranking].leak(), changes.leak()))
+        })
+        .collect();
+    let on_host: Vec<Part> = draws.iter().map(|draw| draw.part_for(LogitsFor::Last)).collect();
+    let (mut want, mut got) = (run(cpu, &on_host), run(cuda, &on_device));
     let mut of_device = 0;
-    let compare = |(row, draw): (usize, &DrawOf<'_>)| {
-        let from_all = |logits: &mut [f32]| match sampler::sample(
-            logits,
-            draw.params,
-            draw.context(),
-            &mut Scratch::default(),
-        ) {
-            Ok(Sampled::Drawn(drawn)) => drawn.token,
-            other => panic!("{other:?}"),
-        };
-        let PositionLogits::All(logits) = want.position(row) else { panic!("all were requested") };
-        let of_model = logits.to_vec();
-        let expected = from_all(logits);
-        match got.position(row) {
-            PositionLogits::Drawn(drawn) => {
-                of_device += 1;
-                assert_eq!(drawn.id, expected, "row {row}: {:?}", draw.params);
-                assert_eq!(drawn.logit.to_bits(), of_model[drawn.id as usize].to_bits());
-            }
-            PositionLogits::All(all) => assert_eq!(all, of_model),
-            // Neither filters nor changes.
-            PositionLogits::Largest(some) => assert_eq!(some[0].id, expected),
-        }
-        expected
+    let of_row = |(row, draw): (usize, &DrawOf<'_>)| {
+        let (token, is_drawn) = compare(draw, got.position(row), want.position(row));
+        of_device += usize::from(is_drawn);
+        token
     };
-    (draws.iter().enumerate().map(compare).collect(), of_device)
+    (draws.iter().enumerate().map(of_row).collect(), of_device)
+}
+
+/// Compares the device's draw with that from the CPU's logits. Returns the token and whether the device has drawn it.
+fn compare(draw: &DrawOf<'_>, got: PositionLogits<'_>, want: PositionLogits<'_>) -> (u32, bool) {
+    let PositionLogits::All(logits) = want else { panic!("all were requested") };
+    let of_model = logits.to_vec();
+    let drawn = sampler::sample(logits, draw.params, draw.context(), &mut Scratch::default());
+    let Ok(Sampled::Drawn(Drawn { token, .. })) = drawn else { panic!("{drawn:?}") };
+    match got {
+        PositionLogits::Drawn(drawn) => {
+            assert_eq!(drawn.id, token, "{:?}", draw.params);
+            assert_eq!(drawn.logit.to_bits(), of_model[token as usize].to_bits());
+            return (token, true);
+        }
+        PositionLogits::All(all) => assert_eq!(all, of_model),
+        // Neither filters nor changes.
+        PositionLogits::Largest(some) => assert_eq!(some[0].id, token),
+    }
+    (token, false)
 }
 
 /// Whole answers of both backends are equal, whatever the sampling parameters. Models differ in how logits are computed, not in how tokens
