@@ -22,7 +22,7 @@ Examples:
 
 Each repetition measures all parameters one after another. Every step computes one token of each sequence: drafts are
 off. Prints medians, the shares of greedy decoding in the same repetition, and the share of draws with
-top_k, top_p or min_p for which all logits had to be computed. Log-probabilities always need all, on CPUs on the host.
+top_k, top_p, min_p or penalties for which all logits had to be computed. Log-probabilities always need all, on CPUs on the host.
 Penalties apply to the prompt and to the answer so far.";
 
 /// Parameters by name; all other ones are the defaults.

@@ -15,8 +15,9 @@ Examples:
   tritmill bench tuning --model /tmp/bitnet-2b --device cuda:0 --batch 64,256 --prompt 512 --json
 
 Loads the model once. Changes one constant at a time and measures decode steps at each batch, or prefill steps:
-  split_tasks          attention tasks per multiprocessor up to which a decode's attention is split over blocks
-  short_blocks         blocks per multiprocessor up to which one kernel computes scores and values of short contexts
+  short_positions      contexts of decodes up to which one kernel computes scores and values, at several contexts
+  short_blocks         blocks per multiprocessor up to which it does
+  split_tasks          attention tasks per multiprocessor up to which other decodes are split over blocks
   one_digit_rows       rows from which the screen of the head uses one digit instead of two
   few_rows             rows up to which linears use the kernels for few rows
   large_tile_rows      rows from which linears use the larger tiles
@@ -59,12 +60,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let (name, device) = (model.name(), &sweep.device.name);
     output::line(format_args!("{name} on {device}, {prompt} tokens before"))?;
-    output::line("constant            value   phase      rows   tokens/s")?;
-    for Trial { constant, value, is_default, phase, rows, tokens_per_s } in &sweep.trials {
+    output::line("constant            value   phase      rows  context   tokens/s")?;
+    for trial in &sweep.trials {
+        let Trial { constant, value, is_default, phase, rows, context, tokens_per_s } = trial;
         let mark = if *is_default { '*' } else { ' ' };
         let phase = phase.name();
         output::line(format_args!(
-            "{constant:<16} {value:>8}{mark}  {phase:<8} {rows:>6} {tokens_per_s:>10.0}"
+            "{constant:<16} {value:>8}{mark}  {phase:<8} {rows:>6} {context:>8} {tokens_per_s:>10.0}"
         ))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -77,6 +79,7 @@ fn row(trial: &Trial) -> serde_json::Value {
         "is_default": trial.is_default,
         "phase": trial.phase.name(),
         "rows": trial.rows,
+        "context": trial.context,
         "tokens_per_s": trial.tokens_per_s,
     })
 }

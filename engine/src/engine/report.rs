@@ -139,7 +139,8 @@ pub struct EngineStats {
     pub drafted_tokens: u64,
     /// Drafts that were drawn: each saved a decode.
     pub accepted_tokens: u64,
-    /// Draws with top-k, top-p or min-p that the most probable tokens did not decide, so that all logits were computed.
+    /// Draws that do not need all logits by their parameters, and for which all were computed: the most probable tokens did not decide
+    /// them, or a backend does not take so many tokens.
     pub undecided_draws: u64,
     /// Tokens drawn.
     pub generated_tokens: u64,

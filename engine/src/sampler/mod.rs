@@ -152,7 +152,8 @@ pub fn needed_with_changes(
     let (ranking, before) = (needed(params, context), changes.len());
     penalties::list_changes(params, context, changes);
     match changes.len() - before {
-        0 => ranking,
+        // What is raised is among the changes.
+        0 => Ranking { keeps: false, ..ranking },
         changes => Ranking { draw: Some(draw_of(params, context)), changes, ..ranking },
     }
 }

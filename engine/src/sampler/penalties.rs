@@ -63,31 +63,31 @@ impl TokenCounts {
 
 /// Adds what masks, bias and penalties change together, by ascending token: the same arithmetic as theirs.
 pub fn list_changes(params: &SamplingParams, context: Context<'_>, changes: &mut Vec<LogitChange>) {
-    let biased = params.logit_bias.keys().chain(context.masked).copied();
-    let mut tokens: Vec<u32> = context.counts.tokens().chain(biased).collect();
-    tokens.sort_unstable();
-    tokens.dedup();
-    changes.extend(tokens.into_iter().map(|token| change_of(token, params, context)));
-}
-
-fn change_of(token: u32, params: &SamplingParams, context: Context<'_>) -> LogitChange {
+    let start = changes.len();
     let TokenCounts { counts, counts_prompt, .. } = context.counts;
-    let mut change = LogitChange::none(token);
-    if let Some(bias) = params.logit_bias.get(&token) {
-        change.bias = *bias;
-    }
-    if context.masked.contains(&token) {
-        change.bias = f32::NEG_INFINITY;
-    }
-    if let Some(&generated) = counts.get(&token) {
-        if *counts_prompt {
-            change.penalty = params.repetition_penalty;
+    let penalty = if *counts_prompt { params.repetition_penalty } else { 1.0 };
+    let mut biased = params.logit_bias.iter().map(|(token, bias)| (*token, *bias)).peekable();
+    for (&token, &generated) in counts {
+        while let Some((token, bias)) = biased.next_if(|(other, _)| *other < token) {
+            changes.push(LogitChange { bias, ..LogitChange::none(token) });
         }
-        if generated > 0 {
-            change.less = params.presence_penalty + params.frequency_penalty * generated as f32;
+        let bias = biased.next_if(|(other, _)| *other == token);
+        let of_output = params.presence_penalty + params.frequency_penalty * generated as f32;
+        changes.push(LogitChange {
+            token,
+            bias: bias.map_or(-0.0, |(_, bias)| bias),
+            penalty,
+            less: if generated > 0 { of_output } else { 0.0 },
+        });
+    }
+    changes.extend(biased.map(|(token, bias)| LogitChange { bias, ..LogitChange::none(token) }));
+    for &token in context.masked {
+        let masked = LogitChange { bias: f32::NEG_INFINITY, ..LogitChange::none(token) };
+        match changes[start..].binary_search_by_key(&token, |change| change.token) {
+            Ok(place) => changes[start + place].bias = masked.bias,
+            Err(place) => changes.insert(start + place, masked),
         }
     }
-    change
 }
 
 /// Returns whether penalties may raise logits.

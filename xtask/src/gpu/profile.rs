@@ -1,11 +1,18 @@
-//! `cargo xtask gpu profile`: Nsight Compute's measurements of six kernels.
+//! `cargo xtask gpu profile`: Nsight Compute's measurements of seven kernels.
 
 use super::{Place, programs};
 
 const PROFILER: &str = "ncu";
-/// Kernels of a decode of one sequence, of a decode of 64, and of prefills.
-const KERNELS: [&str; 6] =
-    ["linear_one", "attend_values_f16", "linear_n64", "screen_n64", "linear_tile", "attend8_f16"];
+/// Kernels of a decode of one sequence, of decodes of 32 and 64, and of prefills.
+const KERNELS: [&str; 7] = [
+    "linear_one",
+    "attend_short_f16",
+    "attend_values_f16",
+    "linear_n64",
+    "screen_n64",
+    "linear_tile",
+    "attend8_f16",
+];
 const WORDS: &str = "bench engine --batch 1,32,64 --prompt 128 --generate 1 --repetitions 1";
 /// Metrics of a launch: time, and the shares of the device's rates.
 const METRICS: [&str; 5] = [

@@ -11,17 +11,19 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
     );
     let found = place.measure(words)?;
     let mut text =
-        "| constant | value | steps | tokens/s |\n| --- | --- | --- | --- |\n".to_owned();
+        "| constant | value | steps | context | tokens/s |\n| --- | --- | --- | --- | --- |\n"
+            .to_owned();
     for row in list(&found, "rows")? {
         let word = |name: &str| row[name].as_str().unwrap_or_default();
         let mark = if row["is_default"] == true { " (default)" } else { "" };
         writeln!(
             text,
-            "| {} | {}{mark} | {} {} | {:.0} |",
+            "| {} | {}{mark} | {} {} | {} | {:.0} |",
             word("constant"),
             row["value"],
             word("phase"),
             row["rows"],
+            row["context"],
             number(row, "tokens_per_s")
         )?;
     }

@@ -242,6 +242,15 @@ impl CudaBackend {
         carried: &[Option<usize>],
         mut ahead: Ahead,
     ) -> Result<Ahead, DeviceError> {
+        // Penalties depend on the token that is drawn. The next step has a pass for these rows, which is cheaper with all rows than
+        // two passes.
+        let follows_draw = |(chunk, carried): (&Chunk<'_>, &Option<usize>)| {
+            let (_, changes) = chunk.logits.of_last().unwrap_or((Ranking::largest(1), &[]));
+            carried.is_some() && !changes.iter().all(LogitChange::is_lasting)
+        };
+        if chunks.iter().zip(carried).any(follows_draw) {
+            return Ok(ahead);
+        }
         let most = self.limits.screened.min(self.limits.rows);
         let mut tokens = Vec::new();
         for (index, (chunk, carried)) in chunks.iter().zip(carried).enumerate() {
@@ -252,10 +261,6 @@ impl CudaBackend {
             let position = chunk.position + chunk.tokens.len();
             let has_room = position < chunk.blocks.len() * BLOCK_TOKENS;
             if !has_room || position >= self.config.context_length || tokens.len() == most {
-                continue;
-            }
-            // Penalties depend on the token that is drawn.
-            if !changes.iter().all(LogitChange::is_lasting) {
                 continue;
             }
             tokens.push(IS_CARRIED | *carried as u32);

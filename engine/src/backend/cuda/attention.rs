@@ -16,8 +16,8 @@ const ATTENTION_WARPS: usize = 4;
 const TILE_BLOCKS: usize = 2;
 /// Elements of the output that a block of a split task has.
 const SLICE: usize = 32;
-/// Contexts of one kernel for scores and values have launches for multiples of so many positions.
-pub const SHORT_STEP: usize = 128;
+/// One kernel for scores and values is launched for contexts up to a multiple of so many positions.
+pub const SHORT_STEP: usize = 256;
 /// Largest `padded_dim` of the kernel for tiles of narrow heads.
 const TILE_NARROW: usize = 128;
 
@@ -128,7 +128,7 @@ impl Pass<'_> {
         let Buffers { keys, values, .. } = *self.buffers;
         let kernel = self.of_kv(["attend_short_f16", "attend_short_f32", "attend_short_q8"]);
         let args = RotateScoresArgs { attention, keys, values, rotations: self.weights.rotations };
-        // Each has queries of its own; a window of positions at once, and at least a warp for each query.
+        // Each warp has a copy of the queries and computes scores of 32 positions at once; then each query needs one.
         let warp_bytes = 16 * self.shape.padded_dim;
         let warps = (self.bucket.reach / 32).min(self.shared_bytes(kernel) / warp_bytes).max(4);
         Launch {

@@ -13,7 +13,7 @@ use super::{
 
 /// Most memory for attention scores, in bytes.
 const SCORES_BYTES: usize = 512 << 20;
-/// Most changed logits of a row: as many as a context of the usual models has tokens, with some that are biased.
+/// Most changed logits of a row: more than most prompts and answers together have different tokens.
 const CHANGES_MAX: usize = 4096 + 512;
 /// Attention warps that a multiprocessor runs at once.
 const WARPS: usize = 16;
@@ -64,7 +64,7 @@ pub struct Bucket {
     pub screened: usize,
     /// Rows with distributions, among those with all logits.
     pub reported: usize,
-    /// Positions that a query's scores have room for.
+    /// Positions that a query's scores have room for, or that the kernel for short contexts is launched for.
     pub reach: usize,
     pub attention: AttentionMode,
     /// Digits of the screen.
@@ -100,7 +100,7 @@ impl AttentionMode {
         }
     }
 
-    /// Returns whether a task has one row.
+    /// Returns whether a task has one row even where its queries leave room for more.
     pub fn is_by_row(self) -> bool {
         matches!(self, Self::Split | Self::Short)
     }

@@ -204,7 +204,7 @@ fn head(launch: &Launch, load: &Load) -> Cost {
         "distribution" => bytes(reported * (shape.vocab * 4 + size_of::<Distribution>())),
         // The estimates of all tokens are read.
         "weigh_rest" => bytes(screened * padded * 4),
-        // The changes are few.
+        // Changes are not counted, here and in `rescore_*`.
         "take_changed" => bytes(screened * size_of::<RowRanking>()),
         "filtered_draw" => bytes(screened * (size_of::<RowRanking>() + size_of::<Found>())),
         // All logits are read for the bounds of their groups.

@@ -20,6 +20,8 @@ use super::{
 const BOUNDS_THREADS: u32 = 256;
 /// Blocks that rescore one row's candidates.
 const RESCORE_BLOCKS: usize = 16;
+/// Blocks that rescore the tokens with changes of all rows, which may be thousands of a row.
+const RESCORE_ALL: usize = 1024;
 
 /// Blocks that take one row's tokens with changes, at most one for each thread.
 const CHANGED_BLOCKS: usize = 4;
@@ -158,17 +160,28 @@ impl Pass<'_> {
         if self.bucket.changes {
             let changed = (buffers.changed_counts, buffers.changed, changes_max(shape));
             out.push(self.take_changed(estimates));
-            out.push(self.rescore(head, 0, changed));
+            let blocks = (RESCORE_ALL / self.bucket.screened).clamp(RESCORE_BLOCKS, 256);
+            out.push(self.rescore(head, 0, changed, blocks));
         }
         let found = Candidates::of_ranking(outputs);
         out.push(self.select(estimates, &found));
-        out.push(self.rescore(head, 0, (found.counts, found.found, capacity(shape))));
+        out.push(self.rescore(
+            head,
+            0,
+            (found.counts, found.found, capacity(shape)),
+            RESCORE_BLOCKS,
+        ));
         out.push(self.draw(outputs));
         if self.bucket.filters {
             let some = self.candidates_of_filters();
             out.push(self.bounds(estimates, some.filters));
             out.push(self.select(estimates, &some));
-            out.push(self.rescore(head, some.filters, (some.counts, some.found, capacity(shape))));
+            out.push(self.rescore(
+                head,
+                some.filters,
+                (some.counts, some.found, capacity(shape)),
+                RESCORE_BLOCKS,
+            ));
             self.filtered_draw(estimates, &some, outputs, out);
         }
     }
@@ -180,6 +193,7 @@ impl Pass<'_> {
         head: &DenseHead,
         filters: Address,
         (found_counts, found, room): (Address, Address, usize),
+        blocks: usize,
     ) -> Launch {
         let args = RescoreArgs {
             step: self.inputs.step,
@@ -195,7 +209,7 @@ impl Pass<'_> {
         let kernels = ["rescore_f32", "rescore_f16", "rescore_bf16", "rescore_i8"];
         Launch {
             kernel: of_dtype(head.dtype, kernels),
-            grid: grid(RESCORE_BLOCKS, self.bucket.screened, 1),
+            grid: grid(blocks, self.bucket.screened, 1),
             threads: 128,
             shared_bytes: 0,
             args: Args::of(&args),

@@ -191,10 +191,10 @@ pub fn wanted(
 /// Limits of the attention kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionLimits {
-    /// Decodes of at most so many tasks are split over blocks.
+    /// Decodes of at most so many blocks and contexts of at most so many positions take one kernel for scores and values.
+    pub short: (usize, usize),
+    /// Others of at most so many tasks are split over blocks.
     pub split_tasks: usize,
-    /// Decodes with short contexts and at most so many blocks take one kernel.
-    pub short_blocks: usize,
     /// With int8 keys and values, parts with so many rows of a sequence take tiles.
     pub tile_rows: usize,
 }
@@ -213,11 +213,12 @@ pub fn attention(
     let decodes = part.iter().all(|piece| piece.len == 1);
     let tiles = shape.kv == KvType::Q8 && part.iter().any(|piece| piece.len >= limits.tile_rows);
     let tasks = bucket_of(part.len()) * tasks_of_row(shape, AttentionMode::Split);
-    let may_split = tasks <= limits.split_tasks && buffers.may_split(tasks, reach);
-    if decodes && tasks * slices(shape) <= limits.short_blocks && longest <= short_positions(shape)
-    {
+    let (blocks_max, positions_max) = limits.short;
+    let is_short = longest <= positions_max.min(short_positions(shape));
+    if decodes && is_short && tasks * slices(shape) <= blocks_max {
         return (AttentionMode::Short, longest.next_multiple_of(SHORT_STEP));
     }
+    let may_split = tasks <= limits.split_tasks && buffers.may_split(tasks, reach);
     let mode = match decodes {
         true if may_split => AttentionMode::Split,
         true => AttentionMode::Warps4,

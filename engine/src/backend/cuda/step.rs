@@ -90,7 +90,7 @@ impl CudaBackend {
     pub(super) fn screens(&self, ranking: &Ranking) -> bool {
         // The device makes the changes before a draw.
         let (count, keeps) = match ranking.draw {
-            Some(draw) => (draw.top_k.max(1), false),
+            Some(draw) => (if draw.has_filters() { draw.top_k.max(1) } else { 1 }, false),
             None => (ranking.count, ranking.keeps),
         };
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
@@ -159,7 +159,7 @@ impl CudaBackend {
         let (tuning, has_tiles) = (&self.tuning, self.state.has_tiles);
         let limits = AttentionLimits {
             split_tasks: tuning.split_tasks.saturating_mul(multiprocessors),
-            short_blocks: tuning.short_blocks.saturating_mul(multiprocessors),
+            short: (tuning.short_blocks.saturating_mul(multiprocessors), tuning.short_positions),
             tile_rows: if has_tiles { tuning.attention_tile_rows } else { usize::MAX },
         };
         plan::attention(part, chunks, &self.shape, &self.buffers, limits)

@@ -85,6 +85,7 @@ mod ordinals {
     pub const RELEASED: usize = 8;
     pub const CHECKS_WAITS: usize = 9;
     pub const EARLY_ACCESS: usize = 10;
+    pub const LARGE: usize = 11;
 }
 
 /// Opens an emulated device; `None` where the driver cannot be emulated, and in runs on a real device, because a
@@ -130,6 +131,13 @@ struct Part {
     logits: LogitsFor<'static>,
 }
 
+impl Part {
+    fn chunk(&self) -> Chunk<'_> {
+        let Self { tokens, position, blocks, logits } = self;
+        Chunk { tokens, position: *position, blocks, logits: *logits }
+    }
+}
+
 fn part(tokens: &[u32], position: usize, first_block: u32, logits: LogitsFor<'static>) -> Part {
     let count = (position + tokens.len()).div_ceil(16) as u32;
     let blocks = (first_block..first_block + count).map(BlockId).collect();
@@ -138,14 +146,7 @@ fn part(tokens: &[u32], position: usize, first_block: u32, logits: LogitsFor<'st
 
 fn run(backend: &mut dyn Backend, parts: &[Part]) -> Logits {
     let mut logits = Logits::default();
-    let chunk = |part: &'_ Part| -> (usize, LogitsFor<'static>) { (part.position, part.logits) };
-    let chunks: Vec<Chunk<'_>> = parts
-        .iter()
-        .map(|part| {
-            let (position, logits) = chunk(part);
-            Chunk { tokens: &part.tokens, position, blocks: &part.blocks, logits }
-        })
-        .collect();
+    let chunks: Vec<Chunk<'_>> = parts.iter().map(Part::chunk).collect();
     backend.step(&chunks, &mut logits).expect("the step runs");
     logits
 }

@@ -20,10 +20,12 @@ use crate::{
 /// Which kernels run for a step. Every value gives the same results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// Most attention tasks per multiprocessor with which each decode's attention is split over blocks.
-    pub split_tasks: usize,
-    /// Most blocks per multiprocessor with which one kernel computes scores and values of decodes with short contexts.
+    /// Longest contexts of decodes for which one kernel computes scores and values, up to 512 (256 with f32).
+    pub short_positions: usize,
+    /// Most blocks per multiprocessor with which it does.
     pub short_blocks: usize,
+    /// Most attention tasks per multiprocessor with which the attention of other decodes is split over blocks.
+    pub split_tasks: usize,
     /// Fewest screened rows for which the screen uses one digit instead of two.
     pub one_digit_rows: usize,
     /// Most rows for which linears use the kernels for few rows, which exist up to 64.
@@ -44,8 +46,9 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            split_tasks: 8,
+            short_positions: 256,
             short_blocks: 1,
+            split_tasks: 8,
             one_digit_rows: NEVER,
             few_rows: 64,
             large_tile_rows: 512,
@@ -70,6 +73,8 @@ pub struct Trial {
     pub phase: Phase,
     /// Rows of a step.
     pub rows: usize,
+    /// Tokens before those of a decode; 0 for prefill.
+    pub context: usize,
     /// Tokens per second of all sequences.
     pub tokens_per_s: f64,
 }
@@ -98,22 +103,34 @@ struct Constant {
     phase: Phase,
     /// Type of keys and values with which it matters; `None`: all.
     kv: Option<KvType>,
+    /// Tokens before those of decodes, where the prompt is as long; empty: the prompt.
+    contexts: &'static [usize],
     field: fn(&mut Tuning) -> &mut usize,
 }
 
-const CONSTANTS: [Constant; 9] = [
+const CONSTANTS: [Constant; 10] = [
     Constant {
         name: "split_tasks",
         values: &[0, 2, 4, 8, 16, 32],
         phase: Phase::Decode,
         kv: None,
+        contexts: &[],
         field: |tuning| &mut tuning.split_tasks,
+    },
+    Constant {
+        name: "short_positions",
+        values: &[0, 128, 256, 512],
+        phase: Phase::Decode,
+        kv: None,
+        contexts: &[16, 120, 248, 448],
+        field: |tuning| &mut tuning.short_positions,
     },
     Constant {
         name: "short_blocks",
         values: &[0, 1, 2, 4],
         phase: Phase::Decode,
         kv: None,
+        contexts: &[16, 120],
         field: |tuning| &mut tuning.short_blocks,
     },
     Constant {
@@ -121,6 +138,7 @@ const CONSTANTS: [Constant; 9] = [
         values: &[1, 9, 33, 65, NEVER],
         phase: Phase::Decode,
         kv: None,
+        contexts: &[],
         field: |tuning| &mut tuning.one_digit_rows,
     },
     Constant {
@@ -128,6 +146,7 @@ const CONSTANTS: [Constant; 9] = [
         values: &[8, 16, 32, 64],
         phase: Phase::Prefill,
         kv: None,
+        contexts: &[],
         field: |tuning| &mut tuning.few_rows,
     },
     Constant {
@@ -135,6 +154,7 @@ const CONSTANTS: [Constant; 9] = [
         values: &[65, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
         kv: None,
+        contexts: &[],
         field: |tuning| &mut tuning.large_tile_rows,
     },
     Constant {
@@ -142,6 +162,7 @@ const CONSTANTS: [Constant; 9] = [
         values: &[128, 256, 512, 1024, NEVER],
         phase: Phase::Prefill,
         kv: None,
+        contexts: &[],
         field: |tuning| &mut tuning.wgmma_rows,
     },
     Constant {
@@ -149,6 +170,7 @@ const CONSTANTS: [Constant; 9] = [
         values: &[0, 1, 8, 64, NEVER],
         phase: Phase::Decode,
         kv: None,
+        contexts: &[],
         field: |tuning| &mut tuning.overlap_rows,
     },
     Constant {
@@ -156,6 +178,7 @@ const CONSTANTS: [Constant; 9] = [
         values: &[2, 16, 64, 256, NEVER],
         phase: Phase::Prefill,
         kv: Some(KvType::Q8),
+        contexts: &[],
         field: |tuning| &mut tuning.attention_tile_rows,
     },
     Constant {
@@ -163,6 +186,7 @@ const CONSTANTS: [Constant; 9] = [
         values: &[0, 50, 100],
         phase: Phase::Decode,
         kv: None,
+        contexts: &[],
         field: |tuning| &mut tuning.shared_percent,
     },
 ];
@@ -205,19 +229,23 @@ pub(super) fn of_backend(
         let default = *(constant.field)(&mut Tuning::default());
         for &value in constant.values {
             let mut tuning = Tuning::default();
-            // Larger tiles are for devices without products of warpgroups.
-            if constant.name == "large_tile_rows" {
-                tuning.wgmma_rows = NEVER;
+            match constant.name {
+                // Larger tiles are for devices without products of warpgroups.
+                "large_tile_rows" => tuning.wgmma_rows = NEVER,
+                // Other contexts are split.
+                "split_tasks" => tuning.short_positions = 0,
+                _ => {}
             }
             *(constant.field)(&mut tuning) = value;
             backend.set_tuning(tuning)?;
-            for (rows, chunks) in steps(constant.phase, workload, &sequences, total) {
+            for (rows, context, chunks) in steps(constant, workload, &sequences, total) {
                 trials.push(Trial {
                     constant: constant.name,
                     value,
                     is_default: value == default,
                     phase: constant.phase,
                     rows,
+                    context,
                     tokens_per_s: rate(backend, &chunks, seconds)?,
                 });
             }
@@ -228,23 +256,28 @@ pub(super) fn of_backend(
     for rows in STEP_ROWS.into_iter().filter(|rows| *rows <= rows_max) {
         let tokens_per_s = rate(backend, &sequences.prefill(0..rows), seconds)?;
         let (constant, is_default) = ("step_rows", rows == PREFILL_ROWS);
-        let phase = Phase::Prefill;
-        trials.push(Trial { constant, value: rows, is_default, phase, rows, tokens_per_s });
+        let (phase, value, context) = (Phase::Prefill, rows, 0);
+        trials.push(Trial { constant, value, is_default, phase, rows, context, tokens_per_s });
     }
     Ok(trials)
 }
 
-/// Steps of a phase to measure, with their rows.
+/// Steps to measure for a constant, with their rows and contexts.
 fn steps<'a>(
-    phase: Phase,
+    constant: &Constant,
     workload: &Workload,
     sequences: &'a Sequences,
     total: usize,
-) -> Vec<(usize, Vec<Chunk<'a>>)> {
-    let decode = |batch: &usize| (*batch, sequences.decode(*batch, workload.prompt_tokens));
-    let prefill = |rows: usize| (rows, sequences.prefill(0..rows));
-    match phase {
-        Phase::Decode => workload.batches.iter().map(decode).collect(),
+) -> Vec<(usize, usize, Vec<Chunk<'a>>)> {
+    let prompt = workload.prompt_tokens;
+    let contexts = if constant.contexts.is_empty() { &[prompt] } else { constant.contexts };
+    let contexts = contexts.iter().copied().filter(|context| *context <= prompt);
+    let decode = |context, batch: usize| (batch, context, sequences.decode(batch, context));
+    let prefill = |rows: usize| (rows, 0, sequences.prefill(0..rows));
+    match constant.phase {
+        Phase::Decode => contexts
+            .flat_map(|context| workload.batches.iter().map(move |batch| decode(context, *batch)))
+            .collect(),
         Phase::Prefill => {
             TILE_ROWS.into_iter().filter(|rows| *rows <= total).map(prefill).collect()
         }

@@ -454,10 +454,10 @@ struct FilteredDrawArgs {
     const Found* some;           // (screened, capacity): these candidates
     const float* thresholds;     // (screened)
     const Rest* rests;           // (screened, parts)
-    const Found* changed;        // as in DrawArgs, as the others
-    const Found* firsts;
+    const Found* changed;        // as in DrawArgs
+    const Found* firsts;         // as in DrawArgs
     Found* drawn;                // (screened): the drawn token, with the model's logit
-    u32* carried;
+    u32* carried;                // as in DrawArgs
     u32 capacity;
     u32 parts;
     u32 changes_max;

@@ -4,8 +4,9 @@
 
 #include "attend_split.cuh"
 
-// Computes elements SLICE · blockIdx.y .. of task `blockIdx.x`. All its positions fit the ring. The first warp writes the keys and
-// values of the last position first; other blocks of the task and tasks that share a KV head write the same bytes.
+// Computes elements SLICE · blockIdx.y .. of task `blockIdx.x`. All its positions fit the ring. The last warp, which has the fewest
+// positions, first writes the keys and values of the last position; other blocks of the task and tasks that share a KV head write
+// the same bytes.
 template <class E> __device__ __forceinline__ void attend_short(const RotateScoresArgs& args) {
     start_after_previous();
     __shared__ __align__(16) Ring<E> ring;
@@ -21,15 +22,15 @@ template <class E> __device__ __forceinline__ void attend_short(const RotateScor
     Table table;
     table.begin(work);
     for (u32 s = 0; s + 1 < stages; s++) fetch_values<E>(attention, work, table, s, first, ring);
-    if (warp == 0) store_last<E>(args, work, cos);
-    __syncthreads();
-    fetch_values<E>(attention, work, table, stages - 1, first, ring);
-    copy_async_commit();
+    if (warp == warps - 1) store_last<E>(args, work, cos);
     float* queries = reinterpret_cast<float*>(bytes) + warp * QUERIES * pool.padded_dim;
     load_queries<QUERIES>(attention, work, queries);
     rotate_queries(pool, work.count, cos, queries);
     float factors[QUERIES];
     const auto* prepared = prepare_queries<E, QUERIES>(attention, queries, factors);
+    __syncthreads();
+    fetch_values<E>(attention, work, table, stages - 1, first, ring);
+    copy_async_commit();
     for (u32 group = warp; group < groups; group += warps) {
         u32 p = group * 32 + lane;
         float scores[QUERIES];

@@ -85,7 +85,9 @@ struct Candidates {
     // The same for those that stand before `limit`.
     template <class Each> __device__ __forceinline__ void before(Found limit, Each look_at) const {
         each([&](Found f) {
-            if (f.logit > limit.logit || f.logit == limit.logit && f.token < limit.token) look_at(f);
+            // 0 stands before −0.
+            u32 place = ordered(f.logit), end = ordered(limit.logit);
+            if (place > end || place == end && f.token < limit.token) look_at(f);
         });
     }
     // Returns the weight of the candidates before `limit`: of those that are ordered, or of the others.

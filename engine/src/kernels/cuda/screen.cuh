@@ -83,7 +83,8 @@ __device__ __forceinline__ const LogitChange* changes_of(const Step* step, const
     return reinterpret_cast<const LogitChange*>(step) + ranking.first_change;
 }
 
-// Returns whether a token with this estimate was taken out of the estimates, because it has a change.
+// Returns whether a token with this estimate was taken out of the estimates, because it has a change. Others with −∞ have no weight
+// and are never drawn.
 __device__ __forceinline__ bool is_taken(const RowRanking& ranking, float estimate) {
     return ranking.changes > 0 && estimate == minus_infinity();
 }

@@ -166,8 +166,8 @@ KERNEL(256) take_changed(const TakeChangedArgs args) {
     }
 }
 
-// One warp per row that needs a single token: the candidate or token with a change with the largest value. Equal largest values,
-// infinite ones and NaN are left to the host, by a number of candidates above the capacity.
+// One warp per row that needs a single token: the one with the largest value of the candidates and of the tokens with changes. Rows
+// with equal largest values, with an infinite one, or with NaN are left to the host, by a number of candidates above the capacity.
 KERNEL(32) draw(const DrawArgs args) {
     start_after_previous();
     u32 row = blockIdx.x, lane = threadIdx.x;
@@ -184,6 +184,8 @@ KERNEL(32) draw(const DrawArgs args) {
     float of_model = 0.0f;           // its logit without the change
     u32 equal = 0, unordered = 0;  // whether another token has the same value; whether one is NaN
     auto look_at = [&](Found f, float model) {
+        // The logarithms of noise take long. A bound of NaN is +∞.
+        if (value_bounds(exactly(f.logit), ranking, f.token).highest < most) return;
         double value = value_of(ranking, f.token, f.logit);
         unordered |= value != value;
         if (best.token == NONE || value > most) most = value, best = f, of_model = model, equal = 0;

@@ -117,9 +117,12 @@ fn launched_by(model: &Model, options: CudaOptions) -> Option<BTreeSet<&'static 
         run(&mut backend, &[part(&tokens(count, 1), 0, 0, LogitsFor::All)]);
     }
     run(&mut backend, &[part(&[1], 0, 0, changed_draw())]);
-    let short = Tuning { short_blocks: 1 << 20, ..Tuning::default() };
-    backend.set_tuning(short).expect("nothing is recorded");
-    run(&mut backend, &[part(&[1], 0, 0, LogitsFor::largest(1))]);
+    // Each kind of attention, whatever the device's number of multiprocessors.
+    for (short_blocks, split_tasks) in [(1 << 20, 0), (0, 1 << 20), (0, 0)] {
+        let tuning = Tuning { short_blocks, split_tasks, ..Tuning::default() };
+        backend.set_tuning(tuning).expect("the device works");
+        run(&mut backend, &[part(&[1], 0, 0, LogitsFor::largest(1))]);
+    }
     // 600 rows, and 100.
     run(&mut backend, &prompts(2, 300));
     for wgmma_rows in [0, 1 << 20] {
@@ -160,9 +163,11 @@ fn launched_kernels_are_the_carried_ones() {
     }
     // A head in int8 is not screened: it is as small as the copy.
     launched.insert("rescore_i8");
-    // These models' gates fill the two multiprocessors of the emulated device with larger blocks; the test at load
-    // runs the smaller ones.
-    launched.insert("gate_wgmma64");
+    // Whether large or small blocks fill the device depends on its number of multiprocessors; the test at load runs both.
+    for sizes in [["linear_wgmma", "linear_wgmma64"], ["gate_wgmma", "gate_wgmma64"]] {
+        assert!(sizes.iter().any(|kernel| launched.contains(kernel)), "{sizes:?}");
+        launched.extend(sizes);
+    }
     assert_eq!(launched, carried);
 }
 
@@ -192,7 +197,7 @@ fn steps_of_many_rows_use_warpgroups_where_the_device_has_them() {
 
 #[test]
 fn lost_devices_and_failed_calls_are_different_errors() {
-    use crate::backend::{Backend as _, Chunk, Logits, StepError};
+    use crate::backend::{Backend as _, Logits, StepError};
     let options = options(KvType::F16, HeadMode::Exact);
     let Some(mut backend) = load(&model("bitnet-tiny"), options, Limits::default()) else { return };
     let fails = Arc::<Mutex<Option<DeviceError>>>::default();
@@ -200,9 +205,7 @@ fn lost_devices_and_failed_calls_are_different_errors() {
     let one = part(&[1], 0, 0, LogitsFor::Last);
     let mut step = |error| {
         *fails.lock().expect("no thread panicked") = error;
-        let Part { tokens, position, blocks, logits } = &one;
-        let chunk = Chunk { tokens, position: *position, blocks, logits: *logits };
-        backend.step(&[chunk], &mut Logits::default())
+        backend.step(&[one.chunk()], &mut Logits::default())
     };
     let (doing, code) = ("waiting", "CUDA_ERROR".to_owned());
     let call = DeviceError::Call { doing, code: code.clone() };

@@ -6,15 +6,30 @@ use crate::{
         cost::Cost,
         peaks::Timing,
         roofline::{self, StepTimes},
+        tuning::Tuning,
     },
     config::ModelConfig,
     measure::{Phase, Workload},
 };
 
+/// Measures steps whose attention is split over blocks.
 fn measured(name: &str, kv: KvType, batches: &[usize], prompt: usize) -> Option<Vec<StepTimes>> {
+    measured_with(0, name, kv, batches, prompt)
+}
+
+fn measured_with(
+    short_blocks: usize,
+    name: &str,
+    kv: KvType,
+    batches: &[usize],
+    prompt: usize,
+) -> Option<Vec<StepTimes>> {
     let options = options(kv, HeadMode::Exact);
     let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
     let mut backend = load(&model(name), options, limits)?;
+    // Whatever the device's number of multiprocessors.
+    let tuning = Tuning { short_blocks, split_tasks: 1 << 20, ..Tuning::default() };
+    backend.set_tuning(tuning).expect("the device works");
     let workload = Workload {
         batches: batches.to_vec(),
         prompt_tokens: prompt,
@@ -83,6 +98,16 @@ fn costs_match_those_computed_by_hand() {
         f32: 2 * seen * queries,
     };
     assert_eq!(values.expect("attention of few sequences is split").cost, expected);
+    let steps = measured_with(1 << 20, "bitnet-tiny", KvType::F16, &[3], 5).expect("as before");
+    let short = steps[0].kernels.iter().find(|k| k.kernel == "attend_short_f16");
+    // Keys and values of the context; those of the decoded tokens, in f32 and stored; rotations; queries and outputs.
+    let stored = 3 * (2 * (4 * keys + 2 * keys) + config.head_dim * 4);
+    let expected = Cost {
+        bytes: 2 * seen * keys * 2 + stored + 2 * 3 * queries * 4,
+        int8: 0,
+        f32: 2 * 2 * seen * queries,
+    };
+    assert_eq!(short.expect("contexts are short").cost, expected);
     let Some(steps) = measured("bitnet-tiny", KvType::Q8, &[3], 17) else { return };
     check_int8_attention(&steps, config);
 }

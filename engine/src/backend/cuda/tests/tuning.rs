@@ -55,6 +55,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
     let never = 1 << 20;
     let most = Tuning {
         split_tasks: never,
+        short_positions: never,
         short_blocks: never,
         one_digit_rows: never,
         few_rows: 64,
@@ -67,6 +68,7 @@ fn check_tunings(name: &str, mut cuda: CudaBackend) {
     for tuning in [
         Tuning {
             split_tasks: 0,
+            short_positions: 0,
             short_blocks: 0,
             one_digit_rows: 0,
             few_rows: 0,
@@ -100,6 +102,7 @@ fn a_sweep_measures_every_constant() {
     assert!(trials.iter().all(|trial| trial.tokens_per_s > 0.0), "{trials:?}");
     let names = [
         "split_tasks",
+        "short_positions",
         "short_blocks",
         "one_digit_rows",
         "few_rows",
@@ -111,8 +114,14 @@ fn a_sweep_measures_every_constant() {
     ];
     for constant in names {
         let of: Vec<_> = trials.iter().filter(|trial| trial.constant == constant).collect();
-        let is_decode =
-            ["split_tasks", "short_blocks", "one_digit_rows", "overlap_rows", "shared_percent"];
+        let is_decode = [
+            "split_tasks",
+            "short_positions",
+            "short_blocks",
+            "one_digit_rows",
+            "overlap_rows",
+            "shared_percent",
+        ];
         let is_decode = is_decode.contains(&constant);
         assert!(of.iter().all(|trial| (trial.phase == Phase::Decode) == is_decode), "{of:?}");
         assert!(of.len() > 2 && of.iter().any(|trial| trial.is_default), "{of:?}");

@@ -71,6 +71,8 @@ const Device DEVICES[] = {
     {"emulated sm_90, released", 90, 2, 227 << 10, 4 * GIB, false},
     {"emulated sm_90 that checks waits", 90, 2, 227 << 10, 4 * GIB, false, true},
     {"emulated sm_90, early access", 90, 2, 227 << 10, 4 * GIB, false, true},
+    // As many as an H100 has, for choices that depend on it.
+    {"emulated sm_90 with 132 multiprocessors", 90, 132, 227 << 10, 4 * GIB, false},
 };
 constexpr int DEVICE_COUNT = sizeof DEVICES / sizeof *DEVICES;
 

@@ -291,7 +291,7 @@ void check(Shape shape, Kv kv, const vector<std::pair<u32, u32>>& spans) {
                 continue;
             }
             run(("rotate_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared,
-whole);
+                whole);
             expect_equal(device.pool_bytes, want.pool_bytes, "pool of rotate_scores" + what);
             run(("attend_values" + suffix).c_str(), {bucket, up(padded_dim, 32), 4 / together}, together * 32, 0, args);
         }
