@@ -15,7 +15,7 @@ Examples:
   tritmill bench tuning --model /tmp/bitnet-2b --device cuda:0 --batch 64,256 --prompt 512 --json
 
 Loads the model once. Changes one constant at a time and measures decode steps at each batch, or prefill steps:
-  short_positions      contexts of decodes up to which one kernel computes scores and values, at several contexts
+  short_positions      contexts of decodes up to which one kernel computes scores and values
   short_blocks         blocks per multiprocessor up to which it does
   split_tasks          attention tasks per multiprocessor up to which other decodes are split over blocks
   one_digit_rows       rows from which the screen of the head uses one digit instead of two
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (name, device) = (model.name(), &sweep.device.name);
-    output::line(format_args!("{name} on {device}, {prompt} tokens before"))?;
+    output::line(format_args!("{name} on {device}, prompts of {prompt} tokens"))?;
     output::line("constant            value   phase      rows  context   tokens/s")?;
     for trial in &sweep.trials {
         let Trial { constant, value, is_default, phase, rows, context, tokens_per_s } = trial;

@@ -25,9 +25,4 @@ impl LogitChange {
         let logit = if logit < 0.0 { logit * self.penalty } else { logit / self.penalty };
         logit - self.less
     }
-
-    /// Returns whether it is the same whatever token is drawn next, as far as the backend can know.
-    pub(crate) fn is_lasting(&self) -> bool {
-        self.penalty == 1.0 && self.less == 0.0
-    }
 }

@@ -18,6 +18,8 @@ pub struct Ranking {
     pub draw: Option<TokenDraw>,
     /// Number of [changes](super::LogitsFor::Each) of logits before the draw.
     pub changes: usize,
+    /// Whether the changes before the next draw depend on the token of this one.
+    pub counts_token: bool,
     /// The backend also [reports](super::Backend::draws) the position's distribution, with so many most probable tokens.
     pub report: Option<usize>,
 }
@@ -66,7 +68,16 @@ pub struct Rest {
 impl Ranking {
     /// The tokens with the `count` largest logits.
     pub const fn largest(count: usize) -> Self {
-        Self { count, within: 0.0, noise: None, keeps: false, draw: None, changes: 0, report: None }
+        Self {
+            count,
+            within: 0.0,
+            noise: None,
+            keeps: false,
+            draw: None,
+            changes: 0,
+            counts_token: false,
+            report: None,
+        }
     }
 
     /// Returns the ranking of the same choice at the next position.

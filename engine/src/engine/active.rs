@@ -210,8 +210,7 @@ impl ActiveRequest {
         (self.started as usize) < self.choices.len()
     }
 
-    /// Adds to `rankings` the tokens to find at `position` and after each of these drafts. The draws after `position`
-    /// need logits of the same kind. If the backend makes the draws, the changes before them are added to `changes`.
+    /// Adds to `rankings` the tokens to find at `position` and after each of these drafts. If the backend makes the draws, the changes before them are added to `changes`.
     pub fn rankings_with_drafts(
         &self,
         choice: u32,

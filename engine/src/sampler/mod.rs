@@ -150,6 +150,7 @@ pub fn needed_with_changes(
     changes: &mut Vec<LogitChange>,
 ) -> Ranking {
     let (ranking, before) = (needed(params, context), changes.len());
+    let ranking = Ranking { counts_token: context.counts.counts_output(), ..ranking };
     penalties::list_changes(params, context, changes);
     match changes.len() - before {
         // What is raised is among the changes.

@@ -37,6 +37,11 @@ impl TokenCounts {
         self.counts.keys().copied()
     }
 
+    /// Returns whether penalties depend on generated tokens.
+    pub fn counts_output(&self) -> bool {
+        self.counts_output
+    }
+
     /// Counts a generated token.
     pub fn add(&mut self, token: u32) {
         if self.counts_output {

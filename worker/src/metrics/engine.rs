@@ -135,7 +135,7 @@ const COUNTERS: [Row<u64>; 11] = [
     }),
     (
         "undecided_draws",
-        "Draws with top_k, top_p, min_p or penalties for which all logits had to be computed",
+        "Draws for which all logits had to be computed though their parameters need fewer",
         |stats| stats.undecided_draws,
     ),
     ("num_preemptions", "Sequences preempted because KV blocks ran out", |stats| stats.preemptions),

@@ -1,4 +1,4 @@
-//! `cargo xtask gpu sanitize`: one prefill and one decode under compute-sanitizer, which finds illegal accesses,
+//! `cargo xtask gpu sanitize`: two prefills and two decodes under compute-sanitizer, which finds illegal accesses,
 //! races in shared memory, and barriers that not all threads reach.
 
 use anyhow::Context as _;

@@ -2,7 +2,8 @@
 //!
 //! While the host handles the tokens of one step, the device already computes the next: the draws of a pass leave their tokens
 //! in device memory, where the next pass takes them, and the host uploads everything else. A later step takes the results of
-//! a row only if it asks for exactly that row: token, position, blocks and ranking. What is not taken is forgotten, and the keys and
+//! a row only if it asks for exactly that row: token, position, blocks, ranking and changes of logits. No decodes are begun beside
+//! sequences that need a pass in the next step anyway: those with drafts, and those with penalties, which depend on the drawn token. What is not taken is forgotten, and the keys and
 //! values that it wrote lie behind the sequence's last position, where a later pass writes before it reads. So results are the same
 //! as without.
 
@@ -242,13 +243,16 @@ impl CudaBackend {
         carried: &[Option<usize>],
         mut ahead: Ahead,
     ) -> Result<Ahead, DeviceError> {
-        // Penalties depend on the token that is drawn. The next step has a pass for these rows, which is cheaper with all rows than
-        // two passes.
-        let follows_draw = |(chunk, carried): (&Chunk<'_>, &Option<usize>)| {
-            let (_, changes) = chunk.logits.of_last().unwrap_or((Ranking::largest(1), &[]));
-            carried.is_some() && !changes.iter().all(LogitChange::is_lasting)
+        // If the next step has a pass for the decode of any sequence, that pass computes them all: two passes read all weights twice.
+        let has_next = |(chunk, carried): (&Chunk<'_>, &Option<usize>)| match chunk.logits {
+            LogitsFor::Nothing => true,
+            logits => {
+                let counts_token =
+                    logits.of_last().is_some_and(|(ranking, _)| ranking.counts_token);
+                carried.is_some() && !counts_token
+            }
         };
-        if chunks.iter().zip(carried).any(follows_draw) {
+        if !chunks.iter().zip(carried).all(has_next) {
             return Ok(ahead);
         }
         let most = self.limits.screened.min(self.limits.rows);

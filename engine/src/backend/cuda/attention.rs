@@ -16,7 +16,7 @@ const ATTENTION_WARPS: usize = 4;
 const TILE_BLOCKS: usize = 2;
 /// Elements of the output that a block of a split task has.
 const SLICE: usize = 32;
-/// One kernel for scores and values is launched for contexts up to a multiple of so many positions.
+/// The kernel for short contexts is launched for this number of positions or a multiple of it.
 pub const SHORT_STEP: usize = 256;
 /// Largest `padded_dim` of the kernel for tiles of narrow heads.
 const TILE_NARROW: usize = 128;
@@ -128,7 +128,7 @@ impl Pass<'_> {
         let Buffers { keys, values, .. } = *self.buffers;
         let kernel = self.of_kv(["attend_short_f16", "attend_short_f32", "attend_short_q8"]);
         let args = RotateScoresArgs { attention, keys, values, rotations: self.weights.rotations };
-        // Each warp has a copy of the queries and computes scores of 32 positions at once; then each query needs one.
+        // Each warp has a copy of the queries and computes scores of 32 positions at once. Then there is a warp for each query.
         let warp_bytes = 16 * self.shape.padded_dim;
         let warps = (self.bucket.reach / 32).min(self.shared_bytes(kernel) / warp_bytes).max(4);
         Launch {

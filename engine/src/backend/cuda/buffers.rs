@@ -13,7 +13,7 @@ use super::{
 
 /// Most memory for attention scores, in bytes.
 const SCORES_BYTES: usize = 512 << 20;
-/// Most changed logits of a row: more than most prompts and answers together have different tokens.
+/// Most changed logits of a row. Few requests have more different tokens in prompt and answer.
 const CHANGES_MAX: usize = 4096 + 512;
 /// Attention warps that a multiprocessor runs at once.
 const WARPS: usize = 16;

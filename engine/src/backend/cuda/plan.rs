@@ -191,9 +191,9 @@ pub fn wanted(
 /// Limits of the attention kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionLimits {
-    /// Decodes of at most so many blocks and contexts of at most so many positions take one kernel for scores and values.
+    /// Decodes take one kernel for scores and values up to this number of thread blocks and this number of positions.
     pub short: (usize, usize),
-    /// Others of at most so many tasks are split over blocks.
+    /// Other decodes are split over thread blocks up to this number of tasks.
     pub split_tasks: usize,
     /// With int8 keys and values, parts with so many rows of a sequence take tiles.
     pub tile_rows: usize,

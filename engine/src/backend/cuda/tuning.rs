@@ -103,7 +103,7 @@ struct Constant {
     phase: Phase,
     /// Type of keys and values with which it matters; `None`: all.
     kv: Option<KvType>,
-    /// Tokens before those of decodes, where the prompt is as long; empty: the prompt.
+    /// Tokens before those of decodes, where the prompt has at least as many; empty: the prompt.
     contexts: &'static [usize],
     field: fn(&mut Tuning) -> &mut usize,
 }
@@ -127,10 +127,10 @@ const CONSTANTS: [Constant; 10] = [
     },
     Constant {
         name: "short_blocks",
-        values: &[0, 1, 2, 4],
+        values: &[0, 1, 2, 4, 8],
         phase: Phase::Decode,
         kv: None,
-        contexts: &[16, 120],
+        contexts: &[16, 120, 248],
         field: |tuning| &mut tuning.short_blocks,
     },
     Constant {
@@ -232,8 +232,8 @@ pub(super) fn of_backend(
             match constant.name {
                 // Larger tiles are for devices without products of warpgroups.
                 "large_tile_rows" => tuning.wgmma_rows = NEVER,
-                // Other contexts are split.
                 "split_tasks" => tuning.short_positions = 0,
+                "short_positions" => tuning.short_blocks = NEVER,
                 _ => {}
             }
             *(constant.field)(&mut tuning) = value;

@@ -4,7 +4,12 @@ use super::*;
 
 /// Runs requests one after another; returns the steps of each, and the engine's counters.
 fn one_after_another(draft_tokens: usize, requests: &[Request]) -> (Vec<u64>, EngineStats) {
-    let mut harness = Harness::new(EngineConfig { draft_tokens, ..config() }, 60);
+    on_backend(false, draft_tokens, requests)
+}
+
+/// The same on a backend that draws tokens by itself, or does not.
+fn on_backend(draws: bool, draft_tokens: usize, requests: &[Request]) -> (Vec<u64>, EngineStats) {
+    let mut harness = Harness::on(EngineConfig { draft_tokens, ..config() }, 60, draws);
     let mut steps = Vec::new();
     for request in requests {
         let before = harness.engine.stats().steps;
@@ -25,6 +30,27 @@ fn repeated_requests_take_fewer_steps() {
     let seconds = |steps: &[u64]| steps.iter().skip(1).step_by(2).sum::<u64>();
     assert!(2 * seconds(&with) < seconds(&without), "{with:?}, not {without:?}");
     assert!(stats.accepted_tokens > 100 && stats.drafted_tokens >= stats.accepted_tokens);
+}
+
+/// A backend that draws gets the changes of logits after each draft: of penalties that count it, and of masks that end with it.
+#[test]
+fn drafts_change_the_logits_of_draws_after_them() {
+    let penalised = |seed| {
+        let mut request = request(3, 20, 40);
+        let sampling = &mut request.sampling;
+        (sampling.seed, sampling.temperature, sampling.top_p) = (seed, 0.7, 0.9);
+        match seed % 3 {
+            0 => sampling.frequency_penalty = 0.4,
+            1 => sampling.repetition_penalty = 0.8,
+            // The end is likely, at once after the mask.
+            _ => (sampling.min_tokens, sampling.logit_bias) = (13, [(EOS, 6.0)].into()),
+        }
+        request
+    };
+    let requests: Vec<Request> =
+        (0..12).map(penalised).flat_map(|request| [request.clone(), request]).collect();
+    let (_, stats) = on_backend(true, 8, &requests);
+    assert!(stats.accepted_tokens > 100, "{}", stats.accepted_tokens);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Noise, PositionLogits, Ranking, ScaledNoise, TokenDraw, cuda::step::CudaBackend,
-        logits::first,
+        LogitChange, Noise, PositionLogits, Ranking, ScaledNoise, TokenDraw,
+        cuda::step::CudaBackend, logits::first,
     },
     kv::BlockId,
 };
@@ -198,6 +198,46 @@ fn steps_without_logits_do_not_wait() {
     run(&mut cuda, &[part(&prompt[..9], 0, 3, LogitsFor::Nothing)]);
     cuda.wait().expect("the device works");
     assert!(!cuda.is_running());
+}
+
+/// One sequence with penalties needs a pass in the next step, so that no decodes are begun, even of others.
+#[test]
+fn nothing_is_begun_beside_penalties() {
+    let model = model("bitnet-tiny");
+    let options = options(KvType::F16, HeadMode::Exact);
+    let Some(mut cuda) = load(&model, options, small()) else { return };
+    const CHANGES: &[LogitChange] = &[LogitChange { less: 0.5, ..LogitChange::none(7) }];
+    let draw = |position, changes: usize| {
+        let noise = ScaledNoise { noise: Noise::of(1, 0, position), temperature: 1.0 };
+        let draw = Some(TokenDraw { noise, top_k: 0, top_p: 1.0, min_p: 0.0 });
+        Ranking { draw, changes, counts_token: changes > 0, ..Ranking::largest(1) }
+    };
+    let mut run_steps = |has_penalties: bool| {
+        let mut tokens: Vec<u32> = (0..12).collect();
+        let before = cuda.state.ahead.taken;
+        for position in 0..8 {
+            let rows = 0u32..;
+            let parts: Vec<Part> = rows
+                .zip(&tokens)
+                .map(|(row, token)| {
+                    let logits = match row == 5 && has_penalties {
+                        true => LogitsFor::Each(vec![draw(position, 1)].leak(), CHANGES),
+                        false => LogitsFor::Largest(draw(position, 0)),
+                    };
+                    part(&[*token], position as usize, row, logits)
+                })
+                .collect();
+            let mut logits = run(&mut cuda, &parts);
+            for (row, token) in tokens.iter_mut().enumerate() {
+                let PositionLogits::Drawn(drawn) = logits.position(row) else { panic!("no draw") };
+                *token = drawn.id;
+            }
+        }
+        cuda.state.ahead.taken - before
+    };
+    assert_eq!(run_steps(true), 0);
+    assert!(run_steps(false) > 40, "the others' decodes are begun without it");
+    assert_eq!(run_steps(true), 0, "however few were not asked for");
 }
 
 /// Sequences with drafts ask for several tokens in a step, others of the same step for one.

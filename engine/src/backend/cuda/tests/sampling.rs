@@ -110,8 +110,7 @@ fn tokens_drawn_with_filters_equal_the_cpus() {
 /// Models with a dense and with a ternary head.
 const MODELS: [&str; 3] = ["bitnet-tiny", "llama-tiny", "qwen3-group-tiny"];
 
-/// So are draws after changes of logits. If one sequence has penalties, which depend on the drawn token, no decodes are begun: the
-/// next step has one pass for all.
+/// So are draws after changes of logits. Changes that do not depend on the drawn token let decodes begin.
 #[test]
 fn tokens_drawn_after_changes_equal_the_cpus() {
     let changes = changes();
