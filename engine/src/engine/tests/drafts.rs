@@ -43,7 +43,10 @@ fn drafts_change_the_logits_of_draws_after_them() {
             0 => sampling.frequency_penalty = 0.4,
             1 => sampling.repetition_penalty = 0.8,
             // The end is likely, at once after the mask.
-            _ => (sampling.min_tokens, sampling.logit_bias) = (13, [(EOS, 6.0)].into()),
+            _ => {
+                (sampling.ignore_eos, sampling.min_tokens) = (false, 13);
+                sampling.logit_bias = [(EOS, 6.0)].into();
+            }
         }
         request
     };
