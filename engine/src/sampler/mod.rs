@@ -132,15 +132,15 @@ pub fn needed(params: &SamplingParams, context: Context<'_>) -> Ranking {
     let changed = context.masked.len() + params.logit_bias.len() + context.counts.distinct();
     let (count, keeps) = (ranking.count.saturating_add(changed), ranking.keeps || raises(params));
     let draws = temperature > 0.0 && params.has_filters() && changed == 0;
-    let draw = draws.then(|| draw_of(params, context));
+    let draw = draws.then(|| draw_of(&ranking, params, context));
     Ranking { count, keeps, draw, report: params.logprobs, ..ranking }
 }
 
-/// Returns the draw, for a backend that makes it.
-fn draw_of(params: &SamplingParams, context: Context<'_>) -> TokenDraw {
+/// Returns the draw that a ranking is for, for a backend that makes it.
+fn draw_of(ranking: &Ranking, params: &SamplingParams, context: Context<'_>) -> TokenDraw {
     let SamplingParams { temperature, top_k, top_p, min_p, .. } = *params;
-    let noise = ScaledNoise { noise: noise_of(params, context), temperature };
-    TokenDraw { noise, top_k, top_p, min_p }
+    let of_draw = || ScaledNoise { noise: noise_of(params, context), temperature };
+    TokenDraw { noise: ranking.noise.unwrap_or_else(of_draw), top_k, top_p, min_p }
 }
 
 /// As [`needed`], for a backend that changes logits and draws by itself. Adds the changes to `changes`, by ascending token.
@@ -155,7 +155,7 @@ pub fn needed_with_changes(
     match changes.len() - before {
         // What is raised is among the changes.
         0 => Ranking { keeps: false, ..ranking },
-        changes => Ranking { draw: Some(draw_of(params, context)), changes, ..ranking },
+        changes => Ranking { draw: Some(draw_of(&ranking, params, context)), changes, ..ranking },
     }
 }
 

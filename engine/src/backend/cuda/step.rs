@@ -260,8 +260,7 @@ impl CudaBackend {
 
     fn bucket(&self, work: &Work<'_>, whole: usize, screened: &[Wanted]) -> Bucket {
         let filters = screened.iter().any(Wanted::has_filters);
-        let has_changes = |wanted: &Wanted| !wanted.changes(work.chunks, &self.shape).is_empty();
-        let changes = screened.iter().any(has_changes);
+        let changes = screened.iter().any(|wanted| wanted.ranking.changes > 0);
         let reported = screened.iter().filter(|wanted| wanted.is_reported()).count();
         let screened = screened.len();
         let one_digit = screened >= self.tuning.one_digit_rows && !self.state.coarse;

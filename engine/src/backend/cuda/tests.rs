@@ -124,6 +124,7 @@ fn changed_draw() -> LogitsFor<'static> {
 }
 
 /// A sequence's part of a step.
+#[derive(Clone)]
 struct Part {
     tokens: Vec<u32>,
     position: usize,

@@ -215,8 +215,7 @@ impl DrawOf<'_> {
     }
 
     fn part_for(&self, logits: LogitsFor<'static>) -> Part {
-        let Part { tokens, position, blocks, .. } = &self.part;
-        Part { tokens: tokens.clone(), position: *position, blocks: blocks.clone(), logits }
+        Part { logits, ..self.part.clone() }
     }
 }
 
