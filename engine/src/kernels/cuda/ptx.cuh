@@ -21,15 +21,11 @@ template <class Element> void emulate_mma(i32 (&c)[4], const u32 (&a)[4], u32 b0
                 for (u32 r = 0; r < 4; r++) memcpy(&left[g + 8 * (r % 2)][16 * (r / 2) + 4 * t], &lane.a[r], 4);
                 for (u32 r = 0; r < 2; r++) memcpy(&right[g][16 * r + 4 * t], &lane.b[r], 4);
             }
+            static i32 product[16][8];
+            emulate::multiply(product[0], 8, left, 16, right);
             for (u32 l = 0; l < 32; l++) {
                 const Lane& lane = *static_cast<Lane*>(lanes[l]);
-                for (u32 r = 0; r < 4; r++) {
-                    const Element* x = left[l / 4 + 8 * (r / 2)];
-                    const i8* y = right[l % 4 * 2 + r % 2];
-                    i32 sum = 0;
-                    for (u32 k = 0; k < 32; k++) sum += i32(x[k]) * i32(y[k]);
-                    lane.c[r] += sum;
-                }
+                for (u32 r = 0; r < 4; r++) lane.c[r] += product[l / 4 + 8 * (r / 2)][l % 4 * 2 + r % 2];
             }
         },
         &mine);

@@ -9,6 +9,7 @@
 
 typedef signed char i8;
 typedef unsigned char u8;
+typedef short i16;
 typedef unsigned short u16;
 typedef int i32;
 typedef unsigned int u32;
@@ -68,6 +69,30 @@ void wgmma_wait();
 void fence_to_products();
 // Returns the address that a descriptor has for a place in dynamic shared memory.
 u32 shared_address(const void* at);
+
+// Widens 32 bytes to 16 pairs.
+template <class Element> void widen(i32 (&pairs)[16], const Element* bytes) {
+    i16 wide[32];
+    for (u32 k = 0; k < 32; k++) wide[k] = bytes[k];
+    memcpy(pairs, wide, sizeof pairs);
+}
+
+// out[row * stride + column] = the inner product of 32 bytes of x[row] and of y[column], for eight columns.
+template <class Element> void multiply(i32* out, u32 stride, const Element (*x)[32], u32 rows, const i8 (*y)[32]) {
+    i32 columns[8][16], row_pairs[16];
+    __m256i pairs[16];
+    for (u32 column = 0; column < 8; column++) widen(columns[column], y[column]);
+    __m256i offsets = _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112);
+    for (u32 k = 0; k < 16; k++) pairs[k] = _mm256_i32gather_epi32(columns[0] + k, offsets, 4);
+    for (u32 row = 0; row < rows; row++) {
+        widen(row_pairs, x[row]);
+        __m256i sums = _mm256_setzero_si256();
+        for (u32 k = 0; k < 16; k++) {
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_set1_epi32(row_pairs[k]), pairs[k]));
+        }
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + row * stride), sums);
+    }
+}
 
 template <class T> struct Exchange {
     T value, result;

@@ -55,6 +55,7 @@ struct Matrix {
 // Executes a product of a warpgroup. `byte(address)` returns a byte of shared memory.
 template <class Byte> void execute(const Product* const (&threads)[WARPGROUP_THREADS], Byte byte) {
     static i8 left[64][32], right[256][32];
+    static i32 product[64][256];
     u32 n = threads[0]->n;
     Matrix b(threads[0]->b);
     for (u32 row = 0; row < n; row++)
@@ -67,12 +68,10 @@ template <class Byte> void execute(const Product* const (&threads)[WARPGROUP_THR
             memcpy(&left[row + 8 * (r % 2)][16 * (r / 2) + t % 4 * 4], &codes, 4);
         }
     }
+    for (u32 column = 0; column < n; column += 8) multiply(product[0] + column, 256, left, 64, right + column);
     for (u32 t = 0; t < WARPGROUP_THREADS; t++) {
         for (u32 r = 0; r < n / 2; r++) {
-            const i8 *x = left[t / 32 * 16 + t % 32 / 4 + r / 2 % 2 * 8], *y = right[r / 4 * 8 + t % 4 * 2 + r % 2];
-            i32 sum = 0;
-            for (u32 k = 0; k < 32; k++) sum += i32(x[k]) * i32(y[k]);
-            threads[t]->c[r] += sum;
+            threads[t]->c[r] += product[t / 32 * 16 + t % 32 / 4 + r / 2 % 2 * 8][r / 4 * 8 + t % 4 * 2 + r % 2];
         }
     }
 }
