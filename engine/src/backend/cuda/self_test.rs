@@ -4,6 +4,7 @@
 
 use bytemuck::Zeroable as _;
 use half::f16;
+use rayon::prelude::*;
 
 use super::{
     args::{LINEAR_STORE, Step},
@@ -200,7 +201,8 @@ fn test(
         let want = known.outputs(x);
         want.iter().zip(got).all(|(want, got)| want.to_bits() == got.to_bits())
     };
-    if !x.chunks_exact(ternary.cols).zip(got.chunks_exact(ternary.rows)).all(matches) {
+    let outputs = got.par_chunks_exact(ternary.rows);
+    if !x.par_chunks_exact(ternary.cols).zip(outputs).all(matches) {
         return Err(CudaLoadError::SelfTest { linear, rows });
     }
     Ok(())
