@@ -25,9 +25,19 @@ pub fn root() -> &'static Path {
 }
 
 /// Returns the cargo that started this program, without the variables that name the user's servers.
+///
+/// Nor has it what `cargo run` tells a program of its package: the build script of `ring` runs again, and all that depends
+/// on it is built again, wherever these variables differ from the last build's.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).env_remove("REDIS_URL").env_remove("DATABASE_URL");
+    let of_package =
+        |name: &str| ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|of| name.starts_with(of));
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(of_package) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

@@ -5,7 +5,7 @@
 //! installed if they are missing. What cannot be installed is a warning, and the tests that need it
 //! are skipped; with `TRITMILL_REQUIRE_ALL=1` it is an error.
 
-use std::{iter, process::Command};
+use std::{iter, process::Command, thread};
 
 use anyhow::{Context as _, ensure};
 
@@ -19,6 +19,9 @@ use super::{
 /// versions are fixed, so that a failure comes from a change in this repository.
 const PYTHON_PACKAGES: [(&str, &str); 2] =
     [("openai", "openai==3.54.0"), ("schemathesis", "schemathesis==4.32.5")];
+
+/// Shares of a processor, of which `xtask/nextest.toml` says how many a test takes.
+const SHARES: usize = 3;
 
 /// Installs a Python package in its environment, unless it is there.
 pub fn install_python(folder: &str, package: &str) -> anyhow::Result<()> {
@@ -85,9 +88,13 @@ pub fn run(filters: &[String]) -> anyhow::Result<()> {
         eprintln!("warning: tests that need this are skipped: {error:#}");
     }
     if has_cargo_subcommand("nextest") {
-        process::run(
-            cargo().args(["nextest", "run", "--workspace", "--no-fail-fast"]).args(filters),
-        )?;
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let shares = (processors * SHARES).to_string();
+        let mut nextest = cargo();
+        nextest.args(["nextest", "run", "--workspace", "--no-fail-fast"]);
+        nextest.arg("--config-file").arg(process::root().join("xtask/nextest.toml"));
+        nextest.env("NEXTEST_TEST_THREADS", shares);
+        process::run(nextest.args(filters))?;
     } else {
         let tests =
             ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];

@@ -70,7 +70,7 @@ void fence_to_products();
 // Returns the address that a descriptor has for a place in dynamic shared memory.
 u32 shared_address(const void* at);
 
-// Widens 32 bytes to 16 pairs.
+// Widens 32 bytes to 16 bits each, two in an i32.
 template <class Element> void widen(i32 (&pairs)[16], const Element* bytes) {
     i16 wide[32];
     for (u32 k = 0; k < 32; k++) wide[k] = bytes[k];
