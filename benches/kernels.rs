@@ -223,7 +223,7 @@ fn attention(c: &mut Criterion) {
         return;
     }
     let isa = isa();
-    let kernels = FloatKernels::of(isa).expect("this machine has the ISA");
+    let kernels = FloatKernels::for_isa(isa).expect("this machine has the ISA");
     let mut group = c.benchmark_group("attention");
     group.sample_size(10).measurement_time(Duration::from_secs(1));
     group.warm_up_time(Duration::from_millis(200));

@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     num::{NonZeroU32, NonZeroUsize},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
@@ -19,7 +19,7 @@ use tritmill_client::{Client, http::AddressPolicy};
 
 use crate::{
     block_on, descriptors, options, output,
-    servers::{Given, Servers},
+    servers::{ServerUrls, Servers},
     signals::Signals,
     worker,
 };
@@ -50,6 +50,8 @@ pub struct Arguments {
     tls: TlsOptions,
     #[command(flatten)]
     limits: LimitOptions,
+    #[command(flatten)]
+    first_key: FirstKeyOption,
     /// Print the address, and the first key if it was created now, as JSON
     #[arg(long)]
     json: bool,
@@ -78,6 +80,25 @@ impl TlsOptions {
         Ok(Some(tls))
     }
 }
+
+/// The file for the first key.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "HTTP API")]
+pub struct FirstKeyOption {
+    /// File for the first key, which only its owner can read [default: tritmill-first-key; without servers, beside --store]
+    #[arg(long, value_name = "FILE")]
+    first_key_file: Option<PathBuf>,
+}
+
+impl FirstKeyOption {
+    /// Returns the path, by default `fallback`.
+    pub fn path(&self, fallback: &Path) -> PathBuf {
+        self.first_key_file.clone().unwrap_or_else(|| fallback.to_owned())
+    }
+}
+
+/// The name of the file for the first key, with servers.
+pub const FIRST_KEY_FILE: &str = "tritmill-first-key";
 
 /// Limits of requests.
 #[derive(Debug, Clone, Args)]
@@ -136,7 +157,7 @@ impl LimitOptions {
         let bounds = Bounds::of_connections(descriptors::room_for(self.max_connections));
         Bounds {
             per_address: self.max_waiting_per_address.map_or(bounds.per_address, NonZeroUsize::get),
-            patience: Duration::from_secs_f64(self.client_timeout),
+            client_timeout: Duration::from_secs_f64(self.client_timeout),
             ..bounds
         }
     }
@@ -173,6 +194,8 @@ pub struct Running {
     scheme: &'static str,
     /// The first key, if it was created now.
     pub first_key: Option<Secret>,
+    /// The file that has the first key, too.
+    key_file: Option<PathBuf>,
     stop: watch::Sender<bool>,
     tasks: [JoinHandle<()>; 4],
 }
@@ -181,7 +204,11 @@ impl Running {
     /// Prints the URL, and the first key if it was created now.
     pub fn announce(&self) -> std::io::Result<()> {
         if let Some(secret) = &self.first_key {
-            eprintln!("the first key, with the role operate; it is not shown again:");
+            let also = match &self.key_file {
+                Some(file) => format!("it is in {}, too", file.display()),
+                None => "it is not shown again".to_owned(),
+            };
+            eprintln!("the first key, with the role operate; {also}:");
             output::line(secret.reveal())?;
         }
         let Self { scheme, address, .. } = self;
@@ -205,11 +232,26 @@ impl Running {
 }
 
 /// Returns the service over Postgres and Redis.
-pub async fn with_servers(servers: Given<'_>, limits: Limits) -> anyhow::Result<App> {
+pub async fn with_servers(servers: ServerUrls<'_>, limits: Limits) -> anyhow::Result<App> {
     let store = servers.store_with(CONNECTIONS).await?;
-    let client = Client::from_servers(store.clone(), servers.dispatcher()?);
+    let client = Client::from_servers(store.clone(), servers.dispatcher().await?);
     let models = Models::registered(store.clone());
     Ok(App::new(client, store, models, limits))
+}
+
+/// Writes the first key to a file that only its owner can read. It is in no other place but the log, so a file that cannot be
+/// written is no reason to stop.
+fn save_key(secret: &Secret, file: PathBuf) -> Option<PathBuf> {
+    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+    let mut options = std::fs::File::options();
+    let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
+    match opened.and_then(|mut opened| writeln!(opened, "{}", secret.reveal())) {
+        Ok(()) => Some(file),
+        Err(error) => {
+            tracing::warn!(%error, "cannot write the first key to {}", file.display());
+            None
+        }
+    }
 }
 
 /// Starts a service and creates its first key, if it has none.
@@ -218,11 +260,13 @@ pub async fn start(
     listen: SocketAddr,
     tls: Option<Tls>,
     bounds: Bounds,
+    key_file: PathBuf,
 ) -> anyhow::Result<Running> {
     let listener = TcpListener::bind(listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
     let address = listener.local_addr().context("the listener has no address")?;
     let first_key = app.first_key().await.context("cannot create the first key")?;
+    let key_file = first_key.as_ref().and_then(|secret| save_key(secret, key_file));
     let (stop, stopped) = watch::channel(false);
     let mut stop_server = stopped.clone();
     let stopping = app.clone();
@@ -248,7 +292,7 @@ pub async fn start(
         tokio::spawn(webhooks.run(stopped.clone())),
         tokio::spawn(watch.run(stopped)),
     ];
-    Ok(Running { address, scheme, first_key, stop, tasks })
+    Ok(Running { address, scheme, first_key, key_file, stop, tasks })
 }
 
 /// Runs the command.
@@ -259,10 +303,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let tls = arguments.tls.tls()?;
         let bounds = arguments.limits.bounds();
         let app = with_servers(servers, arguments.limits.limits(&bounds)).await?;
-        let running = start(app, arguments.listen, tls, bounds).await?;
+        let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
+        let running = start(app, arguments.listen, tls, bounds, key_file).await?;
         if arguments.json {
             let listen = running.address.to_string();
-            output::line(json!({ "listen": listen, "first_key": running.first_key() }))?;
+            output::json(json!({ "listen": listen, "first_key": running.first_key() }))?;
         } else {
             running.announce()?;
         }

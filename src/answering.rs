@@ -9,9 +9,7 @@ use tokio::{
 use tritmill_client::{
     BatchFile, BatchProgress, Client, Identity, Notice, Relay, RelayProgress, Settings,
 };
-use tritmill_queue::{
-    DatabaseIndex, JobState, QueueName, Store, Usage, dispatch::MemoryDispatcher,
-};
+use tritmill_queue::{JobState, QueueName, Store, Usage, dispatch::MemoryDispatcher};
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
 /// Maximum entries in the dispatcher; the store has the others.
@@ -55,14 +53,6 @@ impl Answerer {
             Self::Remote { .. } => format!("queue {queue}"),
         };
         Identity { model: queue.model.clone(), numerics_class }
-    }
-
-    /// Returns the database for the jobs of a run.
-    pub fn next_database(&self) -> DatabaseIndex {
-        match self {
-            Self::Local { .. } => DatabaseIndex::FIRST,
-            Self::Remote { client, .. } => client.next_database(),
-        }
     }
 }
 

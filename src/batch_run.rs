@@ -11,11 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::json;
 use tokio::sync::watch;
-use tritmill_client::{BatchProgress, Settings};
+use tritmill_client::{BatchFileError, BatchProgress, Settings};
 use tritmill_engine::load::EngineOptions;
 use tritmill_queue::QueueName;
 use tritmill_worker::{ServedModel, Stop};
@@ -43,6 +43,9 @@ const EXIT_ERROR_LINES: u8 = 2;
 /// Answers are also kept in OUT.tritmill. Stop the run at any time and continue it with the same command.
 /// Lines may be added, changed or removed in between.
 ///
+/// OUT may be - for standard output, or a pipe: then answers are kept in IN.tritmill, every run writes all of them, and the
+/// run ends quietly when the reader closes the pipe.
+///
 /// With --server, lines become batches of a Tritmill server, and OUT is written when all batches are
 /// finished, in the order of IN. The state is kept in OUT.tritmill-server: after an interruption, run the
 /// same command again with an unchanged IN.
@@ -55,6 +58,7 @@ Examples:
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --device cuda:all
   tritmill batch run in.jsonl -o out.jsonl --model hf:microsoft/bitnet-b1.58-2B-4T-gguf --memory 2G
   tritmill batch run in.jsonl -o out.jsonl --retry-failed
+  tritmill batch run in.jsonl -o - | jq -r .response.body.choices[0].message.content
   tritmill batch run in.jsonl -o out.jsonl --model bitnet-2b --redis redis://… --database postgres://…
   TRITMILL_KEY=tm-… tritmill batch run in.jsonl -o out.jsonl --server https://tritmill.example
 
@@ -64,9 +68,12 @@ pub struct BatchRunArgs {
     /// File of batch lines; - reads standard input
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// File of answers
-    #[arg(short, long, value_name = "OUT")]
+    /// File of answers; - writes standard output
+    #[arg(short, long, value_name = "OUT", allow_hyphen_values = true)]
     pub output: PathBuf,
+    /// Folder for the answers so far [default: beside OUT, or beside IN if OUT is no file; without either, nothing is kept]
+    #[arg(long, value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     /// Model: a Hugging Face folder, a .gguf file, hf:ORG/NAME[@REVISION][:FILE] on the Hugging Face Hub, which is pulled
     /// first, or `demo`; with servers, the name of a served model
     #[arg(long, value_name = "PATH", default_value = "demo")]
@@ -83,7 +90,7 @@ pub struct BatchRunArgs {
     /// Run lines again that failed with a server error (status 500)
     #[arg(long)]
     pub retry_failed: bool,
-    /// Print a summary as JSON: {"lines","completed","failed","resumed","tokens","prompt_tokens",
+    /// Print a summary as JSON, on standard error if OUT is -: {"lines","completed","failed","resumed","tokens","prompt_tokens",
     /// "cached_tokens","seconds"}
     #[arg(long)]
     pub json: bool,
@@ -106,6 +113,7 @@ pub struct BatchRunArgs {
 pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     // Before the model is loaded, which may take a while.
     let input_bytes = input_bytes(&args.input)?;
+    let summary = Summary::of(&args);
     let started = Instant::now();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     if let Some(server) = args.server.given()? {
@@ -119,16 +127,15 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
             (queue, Answerer::Remote { client, attempts_max: args.attempts.get() })
         }
     };
-    let database = answerer.next_database();
     let settings = Settings {
         input: args.input,
         output: args.output,
+        state: args.state,
         ordered: args.ordered,
         restart: args.restart,
         retry_failed: args.retry_failed,
         identity: answerer.identity(&queue),
         queue,
-        database,
     };
     let (stop, stopped) = watch::channel(Stop::No);
     let interrupted = stopped.clone();
@@ -139,10 +146,13 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
         answering::answer(settings, answerer, stopped, |update| display.show(update)).await
     });
     display.finish();
-    let progress = progress?;
+    let progress = match progress {
+        Err(error) if is_closed_pipe(&error) => return Ok(ExitCode::SUCCESS),
+        progress => progress?,
+    };
     let interrupted =
         *interrupted.borrow() == Stop::Drain && progress.finished() < progress.lines.max(1);
-    summarize(&progress, started.elapsed(), args.json)?;
+    summarize(&progress, started.elapsed(), summary)?;
     Ok(match progress.failed {
         _ if interrupted => ExitCode::from(EXIT_INTERRUPTED),
         0 => ExitCode::SUCCESS,
@@ -160,6 +170,9 @@ fn input_bytes(input: &Path) -> anyhow::Result<Option<u64>> {
     }
     let metadata = std::fs::metadata(input);
     let metadata = metadata.with_context(|| format!("cannot read {}", input.display()))?;
+    if metadata.is_dir() {
+        bail!("cannot read {}: it is a folder", input.display());
+    }
     Ok(metadata.is_file().then_some(metadata.len()))
 }
 
@@ -176,7 +189,7 @@ fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let options = EngineOptions { device, ..args.capacity.apply(args.run.engine()) };
     let (name, device_count) = (&args.model, devices.len());
     let candidate = Candidate { name, model: &model, options, device_count };
-    let (options, _) = Budget::of(&args.memory).fit(&[candidate])?.remove(0);
+    let (options, _) = Budget::from_option(&args.memory).fit(&[candidate])?.remove(0);
     let disk = args
         .capacity
         .tiers
@@ -191,24 +204,52 @@ fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     Ok((queue, Answerer::Local { served, devices, max_sequences }))
 }
 
-fn summarize(progress: &BatchProgress, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {
+/// Returns whether the reader of the output closed it. The answers are kept, and no message has a reader.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<BatchFileError>().is_some_and(BatchFileError::is_closed_pipe)
+}
+
+/// Where a summary as JSON goes, if it is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Summary {
+    None,
+    Stdout,
+    /// Standard output has the answers.
+    Stderr,
+}
+
+impl Summary {
+    fn of(args: &BatchRunArgs) -> Self {
+        let answers = ["-", "/dev/stdout"].map(Path::new);
+        match args.json {
+            false => Self::None,
+            true if answers.contains(&args.output.as_path()) => Self::Stderr,
+            true => Self::Stdout,
+        }
+    }
+}
+
+fn summarize(progress: &BatchProgress, elapsed: Duration, summary: Summary) -> anyhow::Result<()> {
     let seconds = elapsed.as_secs_f64();
     let BatchProgress { lines, completed, failed, resumed, tokens, .. } = *progress;
     eprintln!(
         "{completed} of {lines} lines answered ({resumed} by earlier runs), {failed} error lines, \
          {tokens} tokens in {seconds:.1} s"
     );
-    if as_json {
-        output::line(json!({
-            "lines": lines,
-            "completed": completed,
-            "failed": failed,
-            "resumed": resumed,
-            "tokens": tokens,
-            "prompt_tokens": progress.prompt_tokens,
-            "cached_tokens": progress.cached_tokens,
-            "seconds": (seconds * 1000.0).round() / 1000.0,
-        }))?;
+    let json = json!({
+        "lines": lines,
+        "completed": completed,
+        "failed": failed,
+        "resumed": resumed,
+        "tokens": tokens,
+        "prompt_tokens": progress.prompt_tokens,
+        "cached_tokens": progress.cached_tokens,
+        "seconds": (seconds * 1000.0).round() / 1000.0,
+    });
+    match summary {
+        Summary::None => {}
+        Summary::Stdout => output::json(json)?,
+        Summary::Stderr => eprintln!("{json}"),
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tritmill_client::{BatchProgress, Settings};
-use tritmill_queue::{DatabaseIndex, QueueName};
+use tritmill_queue::QueueName;
 use tritmill_worker::{ServedModel, Stop};
 
 use crate::{
@@ -142,10 +142,10 @@ fn answer(
         max_sequences: options.max_sequences,
     };
     let settings = Settings {
+        state: None,
         input: input.to_owned(),
         output: output.to_owned(),
         ordered: false,
-        database: DatabaseIndex::FIRST,
         restart: false,
         retry_failed: false,
         identity: answerer.identity(&queue),
@@ -215,7 +215,7 @@ fn print_figures(
     output::line(format_args!("  {program} batch run in.jsonl -o out.jsonl"))?;
     if arguments.json {
         let round = |value: f64| (value * 1000.0).round() / 1000.0;
-        output::line(json!({
+        output::json(json!({
             "jobs": jobs,
             "accuracy": accuracy,
             "tokens_per_s": round(tokens_per_s),

@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ];
     let ok = checks.iter().all(|check| check.ok);
     if arguments.json {
-        output::line(json!({
+        output::json(json!({
             "ok": ok,
             "cpu": machine.cpu,
             "cores": machine.cores,

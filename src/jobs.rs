@@ -9,21 +9,15 @@ use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError};
 use tritmill_queue::{
     JobEvent, JobId, JobState, Outcome, QueueName,
-    store::{Databases, JobRecord, Workers as _, workers::Worker},
+    store::{JobRecord, PostgresStore, Workers as _, workers::Worker},
 };
 
-use crate::{
-    block_on,
-    operate::queue_name,
-    output,
-    servers::{Mode, ModeOptions},
-};
+use crate::{block_on, output, servers::Servers};
 
 /// Help after the arguments of `results` and `cancel`.
 pub const RESULTS_HELP: &str = "\
 Examples:
   tritmill results 0199f3c2-…
-  tritmill results 0199f3c2-… --redis redis://localhost --fast --queue demo@i2_s
 
 Exit codes:
   0 done, 2 some jobs are unknown, 1 could not run";
@@ -44,16 +38,7 @@ pub struct JobArguments {
     #[arg(value_name = "ID", required = true)]
     ids: Vec<JobId>,
     #[command(flatten)]
-    servers: ModeOptions,
-    /// Queue of the jobs; needed with --fast
-    #[arg(
-        long,
-        value_name = "MODEL@FORMAT",
-        default_value = "demo@i2_s",
-        value_parser = queue_name,
-        help_heading = "Servers"
-    )]
-    queue: QueueName,
+    servers: Servers,
 }
 
 impl JobArguments {
@@ -61,14 +46,8 @@ impl JobArguments {
         &self,
         work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let servers = self.servers.mode()?;
-        block_on(async {
-            let client = match servers {
-                Mode::Journalled(servers) => servers.client().await?,
-                Mode::Fast(redis) => Client::fast(redis, self.queue.clone()).await?,
-            };
-            work(client).await
-        })
+        let servers = self.servers.needed()?;
+        block_on(async { work(servers.client().await?).await })
     }
 }
 
@@ -110,7 +89,7 @@ async fn follow(client: &Client, id: JobId) {
 /// Returns the known ids. Warns about unfinished jobs with a queue that has no workers.
 async fn known(
     client: &Client,
-    store: Option<&Databases>,
+    store: &PostgresStore,
     ids: &[JobId],
 ) -> anyhow::Result<Vec<JobId>> {
     let mut known = Vec::with_capacity(ids.len());
@@ -122,8 +101,9 @@ async fn known(
             *queues.entry(record.job.queue).or_default() += 1;
         }
     }
-    // Without a database there is no list of workers.
-    let Some(store) = store.filter(|_| !queues.is_empty()) else { return Ok(known) };
+    if queues.is_empty() {
+        return Ok(known);
+    }
     let workers = store.workers().await?;
     for (queue, count) in queues {
         let serves = |worker: &Worker| worker.is_alive() && worker.heartbeat.queue == queue;
@@ -139,8 +119,8 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
     let jobs = &arguments.jobs;
     jobs.with_client(async |client| {
         // Unknown jobs stay unknown: do not wait for them.
-        let store = jobs.servers.mode()?.database().await?;
-        let known = known(&client, store.as_deref(), &jobs.ids).await?;
+        let store = jobs.servers.needed()?.store().await?;
+        let known = known(&client, &store, &jobs.ids).await?;
         let bar = ProgressBar::new(jobs.ids.len() as u64);
         bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);
         let terminal = std::io::stderr().is_terminal();
@@ -187,7 +167,7 @@ pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
             let is_cancelled = cancelled.contains(id);
             let state = found(client.poll(*id).await)?.map(|state| state.as_str());
             let line = json!({ "id": id.to_string(), "cancelled": is_cancelled, "state": state });
-            output::line(line)?;
+            output::json(line)?;
             match state {
                 Some(_) if is_cancelled => eprintln!("{id}: cancelled"),
                 Some(state) => eprintln!("{id}: already finished, {state}"),
@@ -219,9 +199,9 @@ async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<usize> {
     let mut unknown = 0;
     for id in ids {
         match found(client.result(*id).await)? {
-            Some(record) => output::line(as_json(&record))?,
+            Some(record) => output::json(as_json(&record))?,
             None => {
-                output::line(json!({ "id": id.to_string(), "state": Value::Null }))?;
+                output::json(json!({ "id": id.to_string(), "state": Value::Null }))?;
                 unknown += 1;
                 report_unknown(*id);
             }

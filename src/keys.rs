@@ -6,9 +6,10 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_admin::new_key;
+use tritmill_admin::store::{ApiKey, FrontStore, KeyRole};
 use tritmill_queue::{
     Tenant,
-    store::{ApiKey, Databases, FrontStore, KeyRole, SqliteStore},
+    store::{PostgresStore, SqliteStore},
 };
 use uuid::Uuid;
 
@@ -48,7 +49,7 @@ pub struct Create {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
 /// List keys.
@@ -59,7 +60,7 @@ Examples:
   tritmill keys list --store tritmill.sqlite")]
 pub struct List {
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
 /// Revoke keys.
@@ -73,12 +74,12 @@ pub struct Revoke {
     #[arg(required = true, value_name = "ID")]
     ids: Vec<Uuid>,
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
-/// The store of keys and queue settings.
+/// Where keys and queue settings are.
 #[derive(Debug, Args)]
-pub struct Keeper {
+pub struct StoreOptions {
     #[command(flatten)]
     servers: Servers,
     /// Store file of a standalone service without servers
@@ -86,11 +87,11 @@ pub struct Keeper {
     store: Option<PathBuf>,
 }
 
-impl Keeper {
+impl StoreOptions {
     /// Opens the store.
     pub async fn open(&self) -> anyhow::Result<Box<dyn FrontStore>> {
         let Some(file) = &self.store else {
-            let store = Databases::connect(self.servers.database()?).await;
+            let store = PostgresStore::connect(self.servers.database()?).await;
             return Ok(Box::new(store.context("cannot use the database")?));
         };
         if !file.exists() {
@@ -106,7 +107,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     block_on(async {
         match command {
             Command::Create(arguments) => create(arguments).await,
-            Command::List(arguments) => list(&arguments.keeper).await,
+            Command::List(arguments) => list(&arguments.store_options).await,
             Command::Revoke(arguments) => revoke(&arguments).await,
         }
     })
@@ -116,12 +117,12 @@ async fn create(arguments: Create) -> anyhow::Result<ExitCode> {
     if arguments.tenant.is_empty() {
         bail!("--tenant must not be empty");
     }
-    let store = arguments.keeper.open().await?;
+    let store = arguments.store_options.open().await?;
     let role: KeyRole = arguments.role.parse()?;
     let (key, secret) = new_key(Tenant(arguments.tenant), role, &arguments.name);
     store.add_key(&key, &secret.hash()).await.context("cannot keep the key")?;
     match arguments.json {
-        true => output::line(json!({
+        true => output::json(json!({
             "id": key.id,
             "tenant": key.tenant,
             "role": role.as_str(),
@@ -132,10 +133,10 @@ async fn create(arguments: Create) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(keeper: &Keeper) -> anyhow::Result<ExitCode> {
-    for key in keeper.open().await?.keys().await.context("cannot list the keys")? {
+async fn list(store_options: &StoreOptions) -> anyhow::Result<ExitCode> {
+    for key in store_options.open().await?.keys().await.context("cannot list the keys")? {
         let ApiKey { id, tenant, role, name, created_at, revoked_at } = key;
-        output::line(json!({
+        output::json(json!({
             "id": id,
             "tenant": tenant,
             "role": role.as_str(),
@@ -148,7 +149,7 @@ async fn list(keeper: &Keeper) -> anyhow::Result<ExitCode> {
 }
 
 async fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
-    let store = arguments.keeper.open().await?;
+    let store = arguments.store_options.open().await?;
     let mut code = ExitCode::SUCCESS;
     for id in &arguments.ids {
         match store.revoke_key(*id).await.context("cannot revoke")? {

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_engine::kv::disk::{BlockFolder, FolderLimits, FolderUse};
 
-use crate::{options, output};
+use crate::{byte_sizes, output};
 
 /// Exit code if damaged files were found.
 const EXIT_DAMAGED: u8 = 3;
@@ -55,7 +55,7 @@ pub struct PruneArguments {
     #[command(flatten)]
     folder: Folder,
     /// Bytes that may stay: a number, or with K, M, G or T
-    #[arg(long, value_name = "BYTES", value_parser = options::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = byte_sizes::parse)]
     bytes: u64,
 }
 
@@ -68,7 +68,7 @@ impl Folder {
     fn print(&self, what: &str, found: FolderUse) -> anyhow::Result<()> {
         let FolderUse { blocks, bytes } = found;
         match self.json {
-            true => output::line(json!({ "blocks": blocks, "bytes": bytes }))?,
+            true => output::json(json!({ "blocks": blocks, "bytes": bytes }))?,
             false => output::line(format_args!("{what}{blocks} blocks, {}", output::bytes(bytes)))?,
         }
         Ok(())

@@ -13,7 +13,7 @@ use tritmill_client::http::{AddressPolicy, HttpClient, check_target};
 use tritmill_engine::kv::disk::{BlockTiers, FolderLimits, RemoteBlocks, TierOptions};
 use tritmill_worker::http::SharedBlocks;
 
-use crate::options;
+use crate::byte_sizes;
 
 /// Bytes of the file system that stay free.
 const DISK_FREE_MIN: u64 = 1 << 30;
@@ -37,7 +37,7 @@ pub struct TierArguments {
     pub kv_cache_dir: Option<PathBuf>,
     /// Most bytes in --kv-cache-dir: a number, or with K, M, G or T. The blocks that were not used for longest are
     /// deleted first, and a gigabyte of the disk stays free
-    #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = options::bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = byte_sizes::parse)]
     pub kv_cache_bytes: u64,
     /// Host memory for such blocks, in MiB [default: 0; 4096 with a GPU]
     #[arg(long, value_name = "MIB")]

@@ -8,6 +8,7 @@ mod admin;
 mod answering;
 mod batch_run;
 mod bench;
+mod byte_sizes;
 mod demo;
 mod demo_model;
 #[cfg(test)]

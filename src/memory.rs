@@ -34,7 +34,7 @@ pub struct Candidate<'a> {
 
 impl Budget {
     /// Returns the budget of the option, else most of the memory that is available now.
-    pub fn of(option: &MemoryOption) -> Self {
+    pub fn from_option(option: &MemoryOption) -> Self {
         // The rest is for everything else in the process.
         let available = || Machine::read().memory_available_bytes.map(|bytes| bytes / 16 * 15);
         Self { bytes: option.memory.or_else(available), is_given: option.memory.is_some() }
@@ -47,16 +47,20 @@ impl Budget {
     /// [`load::OverBudget`] if a model does not fit alone.
     pub fn fit(&self, models: &[Candidate<'_>]) -> anyhow::Result<Vec<(EngineOptions, u64)>> {
         let budget = self.bytes.unwrap_or(u64::MAX);
-        let mut wishes = Vec::new();
+        let mut demands = Vec::new();
         for candidate in models {
             let least = candidate.need(load::kv_bytes_min(candidate.model, &candidate.options));
             let fits = least.check(budget).context(HELP);
             fits.with_context(|| format!("model {} does not fit", candidate.name))?;
             let limit = if self.is_given { u64::MAX } else { KV_BYTES_DEFAULT };
             let most = candidate.need(limit);
-            wishes.push(Wish { fixed: least.total() - least.kv, least: least.kv, most: most.kv });
+            demands.push(KvDemand {
+                fixed: least.total() - least.kv,
+                least: least.kv,
+                most: most.kv,
+            });
         }
-        let kv_bytes = share(budget, &wishes);
+        let kv_bytes = share(budget, &demands);
         let with = |(candidate, kv_bytes): (&Candidate<'_>, u64)| {
             let of_one = kv_bytes / candidate.device_count.max(1) as u64;
             (candidate.with_kv(of_one), candidate.need(of_one).total())
@@ -83,28 +87,29 @@ impl Candidate<'_> {
 
 /// What a model takes in any case, and its least and most KV memory.
 #[derive(Debug, Clone, Copy)]
-struct Wish {
+struct KvDemand {
     fixed: u64,
     least: u64,
     most: u64,
 }
 
 /// Returns the KV memory of each model. Each one fits the budget alone.
-fn share(budget: u64, wishes: &[Wish]) -> Vec<u64> {
+fn share(budget: u64, demands: &[KvDemand]) -> Vec<u64> {
     let together =
-        wishes.iter().fold(0u64, |sum, wish| sum.saturating_add(wish.fixed + wish.least));
+        demands.iter().fold(0u64, |sum, demand| sum.saturating_add(demand.fixed + demand.least));
     let Some(mut left) = budget.checked_sub(together) else {
-        let alone =
-            |wish: &Wish| wish.most.min(budget - wish.fixed).min(KV_BYTES_DEFAULT).max(wish.least);
-        return wishes.iter().map(alone).collect();
+        let alone = |demand: &KvDemand| {
+            demand.most.min(budget - demand.fixed).min(KV_BYTES_DEFAULT).max(demand.least)
+        };
+        return demands.iter().map(alone).collect();
     };
-    let mut kv_bytes: Vec<u64> = wishes.iter().map(|wish| wish.least).collect();
-    let more = |wish: &Wish| wish.most.saturating_sub(wish.least);
-    let mut order: Vec<usize> = (0..wishes.len()).collect();
+    let mut kv_bytes: Vec<u64> = demands.iter().map(|demand| demand.least).collect();
+    let more = |demand: &KvDemand| demand.most.saturating_sub(demand.least);
+    let mut order: Vec<usize> = (0..demands.len()).collect();
     // Who wants least first: what it does not need is for the others.
-    order.sort_by_key(|&index| more(&wishes[index]));
+    order.sort_by_key(|&index| more(&demands[index]));
     for (place, &index) in order.iter().enumerate() {
-        let part = more(&wishes[index]).min(left / (order.len() - place) as u64);
+        let part = more(&demands[index]).min(left / (order.len() - place) as u64);
         kv_bytes[index] += part;
         left -= part;
     }
@@ -117,18 +122,21 @@ mod tests {
 
     use super::*;
 
-    fn wish(fixed: u64, least: u64, most: u64) -> Wish {
-        Wish { fixed, least, most }
+    fn demand(fixed: u64, least: u64, most: u64) -> KvDemand {
+        KvDemand { fixed, least, most }
     }
 
     #[test]
     fn models_that_fit_together_share_the_rest_and_others_fit_alone() {
-        assert_eq!(share(100, &[wish(10, 5, 500)]), [90]);
-        assert_eq!(share(100, &[wish(10, 5, 20)]), [20]);
-        assert_eq!(share(100, &[wish(10, 5, 500), wish(20, 5, 10), wish(10, 0, 0)]), [50, 10, 0]);
-        assert_eq!(share(100, &[wish(60, 5, 500), wish(50, 5, 10)]), [40, 10]);
-        assert_eq!(share(100, &[wish(10, 90, 90), wish(10, 5, 500)]), [90, 90]);
-        assert_eq!(share(u64::MAX, &[wish(10, 5, 7), wish(10, 5, 8)]), [7, 8]);
+        assert_eq!(share(100, &[demand(10, 5, 500)]), [90]);
+        assert_eq!(share(100, &[demand(10, 5, 20)]), [20]);
+        assert_eq!(
+            share(100, &[demand(10, 5, 500), demand(20, 5, 10), demand(10, 0, 0)]),
+            [50, 10, 0]
+        );
+        assert_eq!(share(100, &[demand(60, 5, 500), demand(50, 5, 10)]), [40, 10]);
+        assert_eq!(share(100, &[demand(10, 90, 90), demand(10, 5, 500)]), [90, 90]);
+        assert_eq!(share(u64::MAX, &[demand(10, 5, 7), demand(10, 5, 8)]), [7, 8]);
     }
 
     #[test]

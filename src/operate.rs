@@ -14,7 +14,7 @@ use serde_json::json;
 use tritmill_queue::{
     Dispatcher as _, Entry, Job, JobId, QueueName, Tenant,
     store::{
-        Databases, DeadLetters as _, NumericsClasses as _, QueueSettings as _,
+        DeadLetters as _, NumericsClasses as _, PostgresStore, QueueSettings as _,
         queue_settings::{QueueOverview, QueueState},
     },
 };
@@ -156,11 +156,11 @@ pub fn queue_name(text: &str) -> Result<QueueName, String> {
 /// Connects to the store and runs `work`.
 fn with_store<T>(
     servers: &Servers,
-    work: impl AsyncFnOnce(Arc<Databases>) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(Arc<PostgresStore>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let url = servers.database()?;
     block_on(async {
-        let store = Databases::connect(url).await.context("cannot use the database")?;
+        let store = PostgresStore::connect(url).await.context("cannot use the database")?;
         work(Arc::new(store)).await
     })
 }
@@ -230,7 +230,7 @@ fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
     for QueueOverview { settings, progress, oldest_queued, overdue, workers } in queues {
         let name = settings.queue.to_string();
         if as_json {
-            output::line(json!({
+            output::json(json!({
                 "queue": name, "paused": settings.paused, "limit_tokens": settings.limit_tokens,
                 "max_wait_s": settings.max_wait.map(|wait| wait.as_secs_f64()),
                 "numerics_class": settings.class, "allowed_classes": settings.allowed_classes,
@@ -285,7 +285,7 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
                 for letter in store.dead_letters(&queue, limit, after).await? {
                     let mut job = jobs::as_json(&letter.record);
                     job["replay_of"] = json!(letter.replay_of.map(|id| id.to_string()));
-                    output::line(job)?;
+                    output::json(job)?;
                 }
                 Ok(())
             })?;
@@ -296,7 +296,7 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
                 let record = store.job(*id).await?.with_context(|| format!("no job {id}"))?;
                 let mut job = jobs::as_json(&record);
                 job["job"] = json!(record.job);
-                output::line(job)?;
+                output::json(job)?;
             }
             Ok(())
         })?,
@@ -304,14 +304,17 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             let replays = with_store(&servers, async |store| Ok(store.replay(&ids, None).await?))?;
             for replay in &replays {
                 let (id, of) = (replay.job.id.to_string(), replay.replay_of.to_string());
-                output::line(json!({ "id": id, "replay_of": of }))?;
+                output::json(json!({ "id": id, "replay_of": of }))?;
             }
             // Workers would find them in the store, only later.
             if let Ok(Some(given)) = servers.given() {
                 let entries: Vec<Entry> =
                     replays.iter().map(|replay| Job::entry(&replay.job)).collect();
                 let runtime = tokio::runtime::Runtime::new()?;
-                let _ = runtime.block_on(given.dispatcher()?.enqueue(&entries));
+                runtime.block_on(async {
+                    let _ = given.dispatcher().await?.enqueue(&entries).await;
+                    anyhow::Ok(())
+                })?;
             }
             let of = |id: &&JobId| !replays.iter().any(|replay| replay.replay_of == **id);
             let others: Vec<&JobId> = ids.iter().filter(of).collect();

@@ -20,7 +20,7 @@ use tritmill_engine::{
 
 use tritmill_queue::QueueName;
 
-use crate::{demo_model, kv_tiers::TierArguments, pulling};
+use crate::{byte_sizes, demo_model, kv_tiers::TierArguments, pulling};
 
 /// The model to run.
 #[derive(Debug, Clone, Args)]
@@ -80,7 +80,7 @@ pub fn named_model(text: &str) -> Result<NamedModel, String> {
 pub struct MemoryOption {
     /// Most memory for weights, KV caches and buffers of all models together, without memory of GPUs: a number, or
     /// with K, M, G or T [default: 15/16 of what the machine or its control group has available at the start]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = byte_sizes::parse)]
     pub memory: Option<u64>,
 }
 
@@ -123,13 +123,13 @@ pub struct RunOptions {
     /// (default); int8, one digit (faster, changes answers). Other models have int8 only
     #[arg(long, value_parser = one_of::<Digits>(&["int8", "int16"]))]
     pub activations: Option<Digits>,
-    /// Kernels of GPUs; all give the same answers. portable: none that need the newest GPUs, and no two at once (slower): for a
-    /// GPU on which the test of the others fails at the start
+    /// Kernels of GPUs; all give the same answers. experimental: also those that no GPU has shown to be faster yet, after a test at
+    /// the start
     #[arg(
         long,
         env = "TRITMILL_GPU_KERNELS",
-        default_value = "all",
-        value_parser = one_of::<GpuKernels>(&["all", "portable"])
+        default_value = "standard",
+        value_parser = one_of::<GpuKernels>(&["standard", "experimental"])
     )]
     pub gpu_kernels: GpuKernels,
     /// Packed weights beside the model, in the folder .tritmill: written at the first start, read at the next ones, which
@@ -225,24 +225,6 @@ impl CapacityOptions {
     }
 }
 
-/// Parses a number of bytes with an optional unit, a power of 1024.
-pub fn bytes(text: &str) -> Result<u64, String> {
-    let text = text.trim().trim_end_matches(['B', 'b']).trim_end_matches(['i']);
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, unit)) => match unit.to_ascii_uppercase() {
-            'K' => (&text[..at], 10),
-            'M' => (&text[..at], 20),
-            'G' => (&text[..at], 30),
-            'T' => (&text[..at], 40),
-            _ => (text, 0),
-        },
-        None => (text, 0),
-    };
-    let count = digits.trim().parse::<u64>().ok();
-    let bytes = count.and_then(|count| count.checked_mul(1 << shift));
-    bytes.ok_or_else(|| "expected a number of bytes, such as 10G".to_owned())
-}
-
 /// Parses a count from 1 to `MAX`.
 pub fn up_to<const MAX: usize>(text: &str) -> Result<NonZeroUsize, String> {
     let count = text.parse::<usize>().ok().filter(|count| *count <= MAX);
@@ -284,22 +266,5 @@ mod tests {
         assert_eq!(named_model("a=hf:o/n@v=1:f"), named(Some("a"), "hf:o/n@v=1:f"));
         assert_eq!(named_model("hf:o/n:f=1.gguf"), named(None, "hf:o/n:f=1.gguf"));
         assert!(named_model("=x").is_err() && named_model("a b\n=x").is_err());
-    }
-
-    #[test]
-    fn bytes_may_have_a_unit() {
-        for (text, expected) in [
-            ("0", 0),
-            ("123", 123),
-            ("4K", 4096),
-            ("10G", 10 << 30),
-            ("1 GiB", 1 << 30),
-            ("2mb", 2 << 20),
-        ] {
-            assert_eq!(bytes(text), Ok(expected), "{text}");
-        }
-        for wrong in ["", "G", "-1", "1.5G", "10X", "99999999999T"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
-        }
     }
 }

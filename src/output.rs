@@ -23,6 +23,11 @@ pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{text}")
 }
 
+/// Prints one line of JSON.
+pub fn json(value: serde_json::Value) -> io::Result<()> {
+    line(tritmill_client::json_line(&value))
+}
+
 /// Returns whether the reader of standard output closed it, which is not a failure.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io_error = error.downcast_ref::<io::Error>();

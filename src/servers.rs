@@ -7,13 +7,13 @@ use clap::Args;
 use tokio::time::timeout;
 use tritmill_client::Client;
 use tritmill_queue::{
-    JobId, QueueName, Store, StoreError,
+    DispatchError,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{
-        Databases, NumericsClasses as _, Operations, PostgresOptions, RedisStore,
-        classes::ClassError,
-    },
+    store::{PostgresOptions, PostgresStore, classes::ClassError},
 };
+
+/// Longest check of Redis at the start.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 /// URLs of the servers that producers and workers share.
 #[derive(Debug, Clone, Args)]
@@ -22,148 +22,9 @@ pub struct Servers {
     /// URL of Redis: redis://, rediss://, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST
     #[arg(long, value_name = "URL", env = "REDIS_URL", hide_env_values = true)]
     pub redis: Option<String>,
-    /// URL of Postgres: postgres://USER:PASSWORD@HOST[,HOST]/DATABASE; several URLs, separated by spaces, spread
-    /// the jobs over several databases
+    /// URL of Postgres: postgres://USER:PASSWORD@HOST[,HOST]/DATABASE
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
     pub database: Option<String>,
-}
-
-/// Time limit for asking Redis whether a queue is fast.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// Jobs deleted in one call.
-const DELETE_CHUNK: usize = 1000;
-
-/// Servers of a command that supports both modes.
-#[derive(Debug, Clone, Args)]
-pub struct ModeOptions {
-    #[command(flatten)]
-    pub servers: Servers,
-    /// Fast mode, without a database: Redis alone keeps the jobs, finished ones for a day. A crash of
-    /// Redis loses about the last second, or everything without an append-only file
-    #[arg(long, help_heading = "Servers")]
-    pub fast: bool,
-}
-
-impl ModeOptions {
-    /// Returns the servers of the chosen mode.
-    pub fn mode(&self) -> anyhow::Result<Mode<'_>> {
-        if !self.fast {
-            return self.servers.needed().map(Mode::Journalled);
-        }
-        if self.servers.database.is_some() {
-            bail!("--fast uses no database: leave out --database (and DATABASE_URL)");
-        }
-        let redis = self.servers.redis.as_deref();
-        redis.map(Mode::Fast).context("--fast needs --redis (or REDIS_URL)")
-    }
-}
-
-/// The servers of one mode.
-#[derive(Clone, Copy)]
-pub enum Mode<'a> {
-    /// Redis and Postgres.
-    Journalled(Given<'a>),
-    /// The URL of Redis.
-    Fast(&'a str),
-}
-
-impl Mode<'_> {
-    /// Returns the dispatcher, which connects when it is used: Redis may be down now.
-    pub fn dispatcher(self) -> anyhow::Result<RedisDispatcher> {
-        let (Self::Journalled(Given { redis, .. }) | Self::Fast(redis)) = self;
-        RedisDispatcher::new(redis, BacklogLimit::default()).context("--redis")
-    }
-
-    /// Connects to the database, if there is one.
-    pub async fn database(self) -> anyhow::Result<Option<Arc<Databases>>> {
-        match self {
-            Self::Journalled(given) => given.store().await.map(Some),
-            Self::Fast(_) => Ok(None),
-        }
-    }
-}
-
-/// The store of jobs.
-#[derive(Clone)]
-pub enum Keeper {
-    /// Postgres.
-    Journal(Arc<Databases>),
-    /// Redis alone.
-    Fast(RedisStore),
-}
-
-impl Keeper {
-    /// Uses the database if there is one, else the dispatcher's Redis, if it can keep jobs safely.
-    pub async fn of(
-        database: Option<Arc<Databases>>,
-        dispatcher: &RedisDispatcher,
-        queue: &QueueName,
-        retention: Duration,
-    ) -> anyhow::Result<Self> {
-        let store = dispatcher.store(queue.clone(), retention);
-        let Some(database) = database else {
-            store.check().await.context("cannot keep jobs in Redis alone")?;
-            return Ok(Self::Fast(store));
-        };
-        // Workers would mistake entries of one mode for finished jobs of the other. A Redis that does
-        // not answer does not prevent the start.
-        if let Ok(Ok(true)) = timeout(LOOK_LIMIT, store.is_used()).await {
-            bail!("{queue} is a fast queue in this Redis: use --fast, or another Redis database");
-        }
-        Ok(Self::Journal(database))
-    }
-
-    /// Returns the store.
-    pub fn store(&self) -> Arc<dyn Store> {
-        match self {
-            Self::Journal(store) => store.clone(),
-            Self::Fast(store) => Arc::new(store.clone()),
-        }
-    }
-
-    /// Returns the operations of Postgres.
-    pub fn operations(&self) -> Option<Arc<dyn Operations>> {
-        match self {
-            Self::Journal(store) => Some(store.clone()),
-            Self::Fast(_) => None,
-        }
-    }
-
-    /// Sets the numerics class of a queue, or checks that workers of this class may serve it.
-    pub async fn register_class(&self, queue: &QueueName, class: &str) -> anyhow::Result<()> {
-        match self {
-            Self::Journal(store) => {
-                let registered = store.register_class(queue, class).await;
-                registered.map_err(|error| refusal(error, ""))
-            }
-            Self::Fast(store) => {
-                let registered = store.register_class(class).await;
-                registered.context("a fast queue has one class: give the model another --name")
-            }
-        }
-    }
-
-    /// Returns a client.
-    pub fn client(&self, dispatcher: RedisDispatcher) -> Client {
-        match self {
-            Self::Journal(store) => Client::from_servers(store.clone(), Arc::new(dispatcher)),
-            Self::Fast(store) => Client::from_redis(dispatcher, store.clone()),
-        }
-    }
-
-    /// Deletes jobs in any state and, in the fast mode, the data of their queue.
-    pub async fn delete(&self, jobs: &[JobId]) -> Result<(), StoreError> {
-        for chunk in jobs.chunks(DELETE_CHUNK) {
-            match self {
-                Self::Journal(store) => store.delete_jobs(chunk).await?,
-                Self::Fast(store) => store.delete_jobs(chunk).await?,
-            };
-        }
-        match self {
-            Self::Journal(_) => Ok(()),
-            Self::Fast(store) => store.forget_queue().await,
-        }
-    }
 }
 
 /// Returns the error of a worker that may not serve a queue, with advice for the operator. `place` has
@@ -179,16 +40,16 @@ pub fn refusal(error: ClassError, place: &str) -> anyhow::Error {
 
 /// URLs of both servers.
 #[derive(Clone, Copy)]
-pub struct Given<'a> {
+pub struct ServerUrls<'a> {
     redis: &'a str,
     database: &'a str,
 }
 
 impl Servers {
     /// Returns both URLs, or none; one alone is an error.
-    pub fn given(&self) -> anyhow::Result<Option<Given<'_>>> {
+    pub fn given(&self) -> anyhow::Result<Option<ServerUrls<'_>>> {
         match (&self.redis, &self.database) {
-            (Some(redis), Some(database)) => Ok(Some(Given { redis, database })),
+            (Some(redis), Some(database)) => Ok(Some(ServerUrls { redis, database })),
             (None, None) => Ok(None),
             (Some(_), None) => bail!("--redis is given, --database (DATABASE_URL) is not"),
             (None, Some(_)) => bail!("--database is given, --redis (REDIS_URL) is not"),
@@ -196,7 +57,7 @@ impl Servers {
     }
 
     /// Returns both URLs, which the command needs.
-    pub fn needed(&self) -> anyhow::Result<Given<'_>> {
+    pub fn needed(&self) -> anyhow::Result<ServerUrls<'_>> {
         self.given()?.context("give --redis and --database (or REDIS_URL and DATABASE_URL)")
     }
 
@@ -206,7 +67,7 @@ impl Servers {
     }
 }
 
-impl<'a> Given<'a> {
+impl<'a> ServerUrls<'a> {
     /// Returns the URL of Redis.
     pub fn redis_url(self) -> &'a str {
         self.redis
@@ -218,25 +79,43 @@ impl<'a> Given<'a> {
     }
 
     /// Connects to Postgres.
-    pub async fn store(self) -> anyhow::Result<Arc<Databases>> {
-        let store = Databases::connect(self.database).await;
+    pub async fn store(self) -> anyhow::Result<Arc<PostgresStore>> {
+        let store = PostgresStore::connect(self.database).await;
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 
     /// Connects to Postgres with up to `connections_max` connections in each of two pools.
-    pub async fn store_with(self, connections_max: u32) -> anyhow::Result<Arc<Databases>> {
+    pub async fn store_with(self, connections_max: u32) -> anyhow::Result<Arc<PostgresStore>> {
         let options = PostgresOptions { connections_max, ..PostgresOptions::default() };
-        let store = Databases::connect_with(self.database, options).await;
+        let store = PostgresStore::connect_with(self.database, options).await;
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 
-    /// Returns the dispatcher, which connects when it is used: Redis may be down now.
-    pub fn dispatcher(self) -> anyhow::Result<Arc<RedisDispatcher>> {
-        Mode::Journalled(self).dispatcher().map(Arc::new)
+    /// Returns the dispatcher. Redis may be down now, but it may not refuse the login or what queues need.
+    pub async fn dispatcher(self) -> anyhow::Result<Arc<RedisDispatcher>> {
+        let dispatcher = RedisDispatcher::new(self.redis, BacklogLimit::default());
+        let dispatcher = dispatcher.context("--redis")?;
+        check(dispatcher.check()).await?;
+        Ok(Arc::new(dispatcher))
     }
 
     /// Connects a client.
     pub async fn client(self) -> anyhow::Result<Client> {
-        Ok(Client::from_servers(self.store().await?, self.dispatcher()?))
+        Ok(Client::from_servers(self.store().await?, self.dispatcher().await?))
     }
+}
+
+/// Returns an error if a check of Redis found what only an operator can change.
+pub async fn check(
+    checking: impl Future<Output = Result<(), DispatchError>>,
+) -> anyhow::Result<()> {
+    match timeout(CHECK_LIMIT, checking).await {
+        Ok(Ok(())) => {}
+        Ok(Err(refused @ DispatchError::Refused(_))) => {
+            return Err(refused).context("cannot use Redis");
+        }
+        Ok(Err(error)) => tracing::warn!(%error, "Redis could not be checked"),
+        Err(_) => tracing::warn!("Redis could not be checked: no answer within {CHECK_LIMIT:?}"),
+    }
+    Ok(())
 }

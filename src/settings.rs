@@ -41,9 +41,16 @@ pub fn apply(command: Command) -> anyhow::Result<Command> {
 /// Gives an environment variable to every option without one.
 fn with_variables(command: Command) -> Command {
     let command = command.mut_args(|arg| match arg.get_long() {
+        // An empty variable is one that is not set.
+        _ if arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty()) => {
+            arg.env(None::<&str>)
+        }
         Some(long) if arg.get_env().is_none() && !matches!(long, "help" | "version") => {
-            let name = long.to_uppercase().replace('-', "_");
-            arg.env(format!("TRITMILL_{name}")).hide_env(true)
+            let name = format!("TRITMILL_{}", long.to_uppercase().replace('-', "_"));
+            match std::env::var_os(&name).is_some_and(|value| value.is_empty()) {
+                true => arg,
+                false => arg.env(name).hide_env(true),
+            }
         }
         _ => arg,
     });
@@ -131,7 +138,7 @@ mod tests {
         let run = Command::new("run")
             .arg(number("slots").default_value("4").env("SETTINGS_TEST_SLOTS"))
             .arg(number("batch").value_delimiter(',').action(ArgAction::Append))
-            .arg(Arg::new("fast").long("fast").action(ArgAction::SetTrue))
+            .arg(Arg::new("stream").long("stream").action(ArgAction::SetTrue))
             .arg(Arg::new("redis").long("redis").required(true));
         let other = Command::new("other").arg(Arg::new("redis").long("redis"));
         let group = Command::new("group").subcommand(Command::new("deep").arg(number("depth")));
@@ -156,12 +163,12 @@ mod tests {
 
     #[test]
     fn every_kind_of_value_sets_its_option() {
-        let text = "redis = 'redis://:secret@r'\n[run]\nbatch = [1, 16]\nfast = true\n[group.deep]\ndepth = 3";
+        let text = "redis = 'redis://:secret@r'\n[run]\nbatch = [1, 16]\nstream = true\n[group.deep]\ndepth = 3";
         let mut command = with_file(command(), text).expect("a good file");
         let run = command.clone().get_matches_from(["test", "run"]);
         let (_, run) = run.subcommand().expect("there is one");
         let batch: Vec<u32> = run.get_many("batch").expect("it is set").copied().collect();
-        assert_eq!((batch, run.get_flag("fast")), (vec![1, 16], true));
+        assert_eq!((batch, run.get_flag("stream")), (vec![1, 16], true));
         let other = command.clone().get_matches_from(["test", "other"]);
         let redis = other.subcommand().expect("there is one").1.get_one::<String>("redis");
         assert_eq!(redis.map(String::as_str), Some("redis://:secret@r"));

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
-use tritmill_admin::{App, Models};
+use tritmill_admin::{App, Models, store::release_batches};
 use tritmill_client::Client;
 use tritmill_queue::{
     QueueName,
@@ -23,9 +23,9 @@ use tritmill_queue::{
 use tritmill_worker::Worker;
 
 use crate::{
-    admin::{self, LimitOptions, Running, TlsOptions},
+    admin::{self, FIRST_KEY_FILE, FirstKeyOption, LimitOptions, Running, TlsOptions},
     migrate,
-    servers::{Given, refusal},
+    servers::{ServerUrls, refusal},
     signals::Signals,
     units::Unit,
     worker::{self, Ready},
@@ -59,6 +59,8 @@ pub struct Arguments {
     tls: TlsOptions,
     #[command(flatten)]
     limits: LimitOptions,
+    #[command(flatten)]
+    first_key: FirstKeyOption,
     /// Without servers: file for jobs, batches and keys
     #[arg(long, value_name = "FILE", default_value = "tritmill.sqlite")]
     #[arg(help_heading = "Servers")]
@@ -70,7 +72,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let runtime = Runtime::new().context("cannot start the async runtime")?;
-    match arguments.worker.servers_given()? {
+    match arguments.worker.servers.given()? {
         None => runtime.block_on(embedded(arguments)),
         Some(servers) => {
             let running = runtime.block_on(with_servers(&runtime, &arguments, servers))?;
@@ -86,7 +88,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 async fn with_servers(
     runtime: &Runtime,
     arguments: &Arguments,
-    servers: Given<'_>,
+    servers: ServerUrls<'_>,
 ) -> anyhow::Result<Running> {
     let tls = arguments.tls.tls()?;
     let url = servers.database_url().to_owned();
@@ -95,7 +97,8 @@ async fn with_servers(
     migrated.await.context("migrating failed")??;
     let bounds = arguments.limits.bounds();
     let app = admin::with_servers(servers, arguments.limits.limits(&bounds)).await?;
-    admin::start(app, arguments.api, tls, bounds).await
+    let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
+    admin::start(app, arguments.api, tls, bounds, key_file).await
 }
 
 /// Returns the fields of the API for the worker's JSON; without JSON, prints them instead.
@@ -118,7 +121,11 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let opened = SqliteStore::open(&arguments.store).await;
     let store = opened.with_context(|| format!("cannot use {}", arguments.store.display()))?;
     // This process has the lock, so earlier claimants are gone.
-    store.hand_back_all().await.context("cannot take over the store")?;
+    let taken_over = async {
+        store.hand_back_all().await?;
+        release_batches(&store).await
+    };
+    taken_over.await.context("cannot take over the store")?;
     let opened = tokio::select! {
         biased;
         () = signals.next() => return Ok(ExitCode::SUCCESS),
@@ -142,7 +149,8 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let models = Models::fixed(served.collect());
     let bounds = arguments.limits.bounds();
     let app = App::new(client, store.clone(), models, arguments.limits.limits(&bounds));
-    let running = admin::start(app, arguments.api, tls, bounds).await?;
+    let key_file = arguments.first_key.path(&beside(&arguments.store, "-first-key"));
+    let running = admin::start(app, arguments.api, tls, bounds, key_file).await?;
     let pool = arguments.worker.pool(units, |config, served| Worker {
         store: store.clone(),
         dispatcher: dispatcher.clone(),
@@ -163,11 +171,16 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     ended
 }
 
+/// Returns the path of a file beside the store.
+fn beside(store: &Path, suffix: &str) -> PathBuf {
+    let mut path = store.as_os_str().to_owned();
+    path.push(suffix);
+    PathBuf::from(path)
+}
+
 /// Locks the store for this process.
 fn lock(store: &Path) -> anyhow::Result<File> {
-    let mut path = store.as_os_str().to_owned();
-    path.push("-lock");
-    let path = PathBuf::from(path);
+    let path = beside(store, "-lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("cannot write {}", path.display()))?;
     match file.try_lock() {

@@ -13,15 +13,15 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError, LineReader, RawLine, parse_line};
 use tritmill_queue::{
-    DatabaseIndex, Job, JobId, Priority, QueueName, Tenant, Timestamp, TraceParent,
-    store::{Databases, FAST_RETENTION, Workers as _, workers::Worker},
+    Job, JobId, Priority, QueueName, StoreError, Tenant, Timestamp, TraceParent,
+    store::{PostgresStore, Workers as _, workers::Worker},
 };
 
 use crate::{
     block_on, demo_model,
     options::{self, RunOptions},
     output,
-    servers::{Keeper, ModeOptions},
+    servers::Servers,
 };
 
 /// Jobs submitted in one call.
@@ -74,19 +74,18 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
-    servers: ModeOptions,
+    servers: Servers,
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode()?;
+    let servers = arguments.servers.needed()?;
     let input = open(&arguments.input)?;
     block_on(async {
         let format = arguments.run.format.to_string();
         let queue = QueueName { model: arguments.model.clone(), format };
-        let (store, dispatcher) = (servers.database().await?, servers.dispatcher()?);
-        let keeper = Keeper::of(store.clone(), &dispatcher, &queue, FAST_RETENTION).await?;
-        let client = keeper.client(dispatcher);
+        let store = servers.store().await?;
+        let client = Client::from_servers(store.clone(), servers.dispatcher().await?);
         let mut submission = Submission::new(arguments, queue, &client).await?;
         let mut lines = LineReader::new(BufReader::new(input));
         while let Some(line) = lines.next_line().context("cannot read the lines")? {
@@ -97,9 +96,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         submission.send().await?;
         let refused = submission.refused;
-        if let Some(store) = store {
-            warn_without_workers(&store, &submission.queue).await?;
-        }
+        warn_without_workers(&store, &submission.queue).await?;
         Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     })
 }
@@ -112,7 +109,7 @@ fn open(input: &Path) -> anyhow::Result<Box<dyn Read>> {
     Ok(Box::new(file))
 }
 
-async fn warn_without_workers(store: &Databases, queue: &QueueName) -> anyhow::Result<()> {
+async fn warn_without_workers(store: &PostgresStore, queue: &QueueName) -> anyhow::Result<()> {
     let workers = store.workers().await?;
     let serves = |worker: &&Worker| worker.is_alive() && worker.heartbeat.queue == *queue;
     let serving = workers.iter().filter(serves).count();
@@ -127,8 +124,6 @@ async fn warn_without_workers(store: &Databases, queue: &QueueName) -> anyhow::R
 struct Submission<'a> {
     client: &'a Client,
     queue: QueueName,
-    /// Database of this chunk's jobs.
-    database: DatabaseIndex,
     priority: Priority,
     tenant: Tenant,
     expires_at: Option<Timestamp>,
@@ -156,7 +151,6 @@ impl<'a> Submission<'a> {
         Ok(Self {
             client,
             queue,
-            database: client.next_database(),
             priority: arguments.priority.parse()?,
             tenant: arguments.tenant.clone().map_or_else(Tenant::default, Tenant),
             expires_at,
@@ -179,7 +173,6 @@ impl<'a> Submission<'a> {
                 self.request.extend(parsed.key);
                 self.custom_ids.push(parsed.custom_id);
                 self.jobs.push(Job {
-                    id: job.id.in_database(self.database),
                     priority: self.priority,
                     tenant: self.tenant.clone(),
                     expires_at: self.expires_at,
@@ -207,12 +200,40 @@ impl<'a> Submission<'a> {
         // Each chunk has its own key: the same file has the same chunks.
         let key = self.key.map(|key| format!("{key}/{}", self.chunks));
         self.chunks += 1;
-        self.database = self.client.next_database();
-        let ids = self.submit(key.as_deref(), &request, &jobs).await?;
+        let ids = match self.submit(key.as_deref(), &request, &jobs).await {
+            Ok(ids) => ids.into_iter().map(Some).collect(),
+            Err(error) if key.is_none() && is_refused_value(&error) => {
+                self.submit_each(&jobs, &custom_ids).await?
+            }
+            Err(error) => return Err(error),
+        };
         for (id, custom_id) in ids.iter().zip(custom_ids) {
-            output::line(json!({ "id": id.to_string(), "custom_id": custom_id }))?;
+            let Some(id) = id else { continue };
+            output::json(json!({ "id": id.to_string(), "custom_id": custom_id }))?;
         }
         Ok(())
+    }
+
+    /// Submits jobs one by one, of which the database refuses some; returns the ids of the others.
+    async fn submit_each(
+        &mut self,
+        jobs: &[Job],
+        custom_ids: &[Option<String>],
+    ) -> anyhow::Result<Vec<Option<JobId>>> {
+        let mut ids = Vec::with_capacity(jobs.len());
+        for (job, custom_id) in jobs.iter().zip(custom_ids) {
+            match self.submit(None, &[], std::slice::from_ref(job)).await {
+                Ok(_) => ids.push(Some(job.id)),
+                Err(error) if is_refused_value(&error) => {
+                    self.refused += 1;
+                    let line = custom_id.as_deref().unwrap_or("a line without custom_id");
+                    eprintln!("refused: {line}: {error:#}");
+                    ids.push(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ids)
     }
 
     /// Submits jobs, only once if there is a key, and returns their ids.
@@ -245,11 +266,18 @@ impl<'a> Submission<'a> {
     }
 }
 
+/// Returns whether the database refuses a value of a job.
+fn is_refused_value(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<ClientError>();
+    matches!(cause, Some(ClientError::Store(StoreError::InvalidValue { .. })))
+}
+
 /// Waits before the same jobs are submitted again, which adds no job twice. Returns the error after the
 /// last try.
 async fn retry(error: ClientError, failures: &mut u32) -> anyhow::Result<()> {
     *failures += 1;
-    if *failures >= TRIES || !matches!(error, ClientError::Store(_)) {
+    let may_pass = matches!(&error, ClientError::Store(error) if !error.is_permanent());
+    if *failures >= TRIES || !may_pass {
         return Err(error).context("not submitted, or submitted without an answer");
     }
     eprintln!("{error}: trying again");

@@ -14,8 +14,7 @@ use tritmill_worker::{Loader, ServedModel};
 use crate::{
     engines::Engines,
     memory::{Budget, Candidate},
-    options::{self, NamedModel},
-    worker::Arguments,
+    options::{self, CapacityOptions, MemoryOption, NamedModel, RunOptions},
 };
 
 /// A model on the devices of one kind.
@@ -44,23 +43,34 @@ struct Opened {
     model: Arc<Model>,
 }
 
+/// The options that choose the models of a process and how they run.
+pub struct Choice<'a> {
+    pub models: &'a [NamedModel],
+    /// Name of the only model's queue, if it is not the model's own.
+    pub name: Option<&'a String>,
+    pub run: &'a RunOptions,
+    pub capacity: &'a CapacityOptions,
+    pub memory: &'a MemoryOption,
+}
+
 /// Opens the models, and computes their numerics classes, for which each file is read once.
 ///
 /// # Errors
 /// If a model cannot be used, two have one name, or one does not fit the memory budget alone.
-pub fn open(arguments: &Arguments, options: EngineOptions) -> anyhow::Result<Units> {
-    let models = open_models(&arguments.model, arguments.name.as_ref())?;
-    let kinds = arguments.run.device.kinds();
+pub fn open(choice: &Choice<'_>) -> anyhow::Result<Units> {
+    let Choice { models, name, run, capacity, memory } = choice;
+    let models = open_models(models, *name)?;
+    let (kinds, options) = (run.device.kinds(), capacity.apply(run.engine()));
     let mut plans = Vec::new();
     for opened in &models {
         for devices in &kinds {
             plans.push(Plan::new(opened, devices, options)?);
         }
     }
-    let mut budget = Budget::of(&arguments.memory);
-    let on_gpu = arguments.run.device.has_gpu();
-    let host_bytes = arguments.capacity.tiers.host_bytes(on_gpu, budget.bytes);
-    let disk = arguments.capacity.tiers.open(host_bytes)?;
+    let mut budget = Budget::from_option(memory);
+    let on_gpu = run.device.has_gpu();
+    let host_bytes = capacity.tiers.host_bytes(on_gpu, budget.bytes);
+    let disk = capacity.tiers.open(host_bytes)?;
     budget.bytes = budget.bytes.map(|bytes| bytes.saturating_sub(host_bytes));
     let candidates: Vec<Candidate<'_>> = plans.iter().map(Plan::candidate).collect();
     let fitted = budget.fit(&candidates)?;

@@ -1,8 +1,7 @@
 //! `tritmill worker`: answers the jobs of its models' queues until it is stopped.
 
 use std::{
-    collections::HashMap, io, net::SocketAddr, num::NonZeroUsize, pin::pin, process::ExitCode,
-    sync::Arc, time::Duration,
+    io, net::SocketAddr, num::NonZeroUsize, pin::pin, process::ExitCode, sync::Arc, time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
@@ -12,7 +11,7 @@ use tokio::{
     sync::{oneshot, watch},
     task::JoinHandle,
 };
-use tritmill_queue::{QueueName, store::FAST_RETENTION};
+use tritmill_queue::{QueueName, store::NumericsClasses as _};
 use tritmill_worker::{
     Metrics, Mode, Pages, Pool, PoolError, PoolUnit, ServedModel, Stop, Worker, WorkerConfig, http,
     machine,
@@ -22,16 +21,13 @@ use crate::{
     demo_model, descriptors,
     options::{self, CapacityOptions, MemoryOption, NamedModel, RunOptions},
     output,
-    servers::{Given, Keeper, ModeOptions},
+    servers::{Servers, check, refusal},
     signals::Signals,
-    units::{self, Unit, Units},
+    units::{self, Choice, Unit, Units},
 };
 
-const DAY: Duration = Duration::from_secs(86_400);
 /// Shortest lease.
 const LEASE_S_MIN: f64 = 0.5;
-/// The least retention of the fast mode: longer than a client may take to read a result.
-const RETENTION_DAYS_MIN: f64 = 1.0 / 720.0;
 /// Said at the end of a process that had no model.
 const STOPPED_EARLY: &str = "stopped before it claimed any jobs";
 
@@ -49,7 +45,6 @@ const STOPPED_EARLY: &str = "stopped before it claimed any jobs";
 #[command(after_help = "\
 Examples:
   tritmill worker --redis redis://localhost --database postgres://tritmill@localhost/tritmill
-  tritmill worker --redis redis://localhost --fast
   tritmill worker --model ./bitnet-2b --format tl2 --slots 32 --listen 0.0.0.0:9100
   tritmill worker --model bitnet=hf:microsoft/bitnet-b1.58-2B-4T
   tritmill worker --model ./bitnet-2b --device cuda:0,cuda:1
@@ -79,10 +74,6 @@ pub struct Arguments {
     /// Seconds a single step may take before the engine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     pub step_limit: f64,
-    /// With --fast: days to keep finished jobs and results, 0.05 for example [default: 1]; for a database
-    /// see `tritmill migrate --retention`
-    #[arg(long, value_name = "DAYS", requires = "fast", value_parser = days)]
-    retention: Option<f64>,
     /// Address to serve /healthz, /readyz and /metrics at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
@@ -96,16 +87,10 @@ pub struct Arguments {
     #[command(flatten)]
     pub memory: MemoryOption,
     #[command(flatten)]
-    servers: ModeOptions,
+    pub servers: Servers,
 }
 
 impl Arguments {
-    /// Returns the URLs of Redis and Postgres, if given; the fast mode has only one.
-    pub fn servers_given(&self) -> anyhow::Result<Option<Given<'_>>> {
-        let ModeOptions { servers, fast } = &self.servers;
-        if *fast { servers.needed().map(Some) } else { servers.given() }
-    }
-
     /// Returns the configuration of the worker of a queue.
     fn config(&self, queue: QueueName, owner: String, isa: String) -> WorkerConfig {
         let sequences = self.capacity.max_sequences.get();
@@ -146,14 +131,6 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Parses a retention.
-fn days(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (RETENTION_DAYS_MIN..=36_500.0).contains(&value) => Ok(value),
-        _ => Err("expected days from 0.0014 (two minutes) to 36500".to_owned()),
-    }
-}
-
 /// Parses a lease, which must outlast some round trips to the store.
 fn lease(text: &str) -> Result<f64, String> {
     seconds(text)
@@ -169,18 +146,22 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Runs the command; `extra` is added to its JSON.
 pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode()?;
+    let servers = arguments.servers.needed()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let dispatcher = servers.dispatcher()?;
     // Before the model is loaded, which may take a while.
     let mut signals = {
         let _context = runtime.enter();
         Signals::listen().context("cannot listen for signals")?
     };
-    // Connects to the database, if there is one, then opens the models.
+    // Connects to the servers, then opens the models.
     let starting = async {
-        let database = servers.database().await?;
-        anyhow::Ok((database, open(&arguments).await?))
+        let dispatcher = servers.dispatcher().await?;
+        let store = servers.store().await?;
+        let units = open(&arguments).await?;
+        for Unit { queue, .. } in &units.units {
+            check(dispatcher.check_queue(queue)).await?;
+        }
+        anyhow::Ok((store, dispatcher, units))
     };
     let started = runtime.block_on(async {
         tokio::select! {
@@ -195,29 +176,23 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         runtime.shutdown_background();
         return Ok(ExitCode::SUCCESS);
     };
-    let (database, units) = started?;
-    let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY.mul_f64(days));
+    let (store, dispatcher, units) = started?;
     let ended = runtime.block_on(async {
-        let mut keepers = HashMap::new();
         for Unit { queue, served, .. } in &units.units {
-            let keeper = Keeper::of(database.clone(), &dispatcher, queue, retention).await?;
-            keeper.register_class(queue, served.numerics_class()).await?;
-            keepers.insert(queue.clone(), keeper);
+            let registered = store.register_class(queue, served.numerics_class()).await;
+            registered.map_err(|error| refusal(error, ""))?;
         }
-        let pool = arguments.pool(units, |config, served| {
-            let keeper = &keepers[&config.queue];
-            Worker {
-                store: keeper.store(),
-                events: Some(Arc::new(dispatcher.events())),
-                dispatcher: Arc::new(dispatcher.clone()),
-                operations: keeper.operations(),
-                served,
-                config,
-                committed: None,
-                metrics: Arc::new(Metrics::of(&dispatcher)),
-            }
+        let pool = arguments.pool(units, |config, served| Worker {
+            store: store.clone(),
+            events: Some(Arc::new(dispatcher.events())),
+            dispatcher: dispatcher.clone(),
+            operations: Some(store.clone()),
+            served,
+            config,
+            committed: None,
+            metrics: Arc::new(Metrics::from_dispatcher(&dispatcher)),
         });
-        let pages = pool.pages().with_servers(&dispatcher, database.as_deref());
+        let pages = pool.pages().with_servers(&dispatcher, &store);
         let blocks = arguments.capacity.tiers.shared();
         let Arguments { listen, json, .. } = arguments;
         Ready { pool, pages, blocks, listen, json, extra }.serve(signals).await
@@ -323,8 +298,8 @@ async fn run_while_served(
 pub async fn open(arguments: &Arguments) -> anyhow::Result<Units> {
     let arguments = arguments.clone();
     let open = move || {
-        let options = arguments.capacity.apply(arguments.run.engine());
-        units::open(&arguments, options)
+        let Arguments { model, name, run, capacity, memory, .. } = &arguments;
+        units::open(&Choice { models: model, name: name.as_ref(), run, capacity, memory })
     };
     tokio::task::spawn_blocking(open).await.context("opening failed")?
 }

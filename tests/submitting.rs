@@ -139,19 +139,3 @@ fn standalone_migrates_an_empty_database() {
     let watch = ["watch", &ids[0], &ids[1], "--timeout", "60"];
     assert_eq!(fleet.run(&watch).0, Some(0));
 }
-
-#[test]
-fn fast_queue_refuses_journalled_use() {
-    let (_folder, input) = questions(1);
-    let fleet = Fleet::start();
-    let fast = ["submit", input.to_str().unwrap(), "--fast"];
-    let output = fleet.command(&fast).env_remove("DATABASE_URL").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    for command in [&["submit", input.to_str().unwrap()][..], &["worker"]] {
-        let (code, _, stderr) = fleet.run(command);
-        assert_eq!(code, Some(1), "{command:?}");
-        assert!(stderr.contains("fast queue"), "{stderr}");
-    }
-    let other = ["submit", input.to_str().unwrap(), "--format", "tl1"];
-    assert_eq!(fleet.run(&other).0, Some(0));
-}

@@ -18,8 +18,8 @@ use std::{
 };
 
 use collector::{Collector, Received};
-use fleet::{Fast, WorkerProcess, eventually, program, questions};
-use serde_json::json;
+use fleet::{Fleet, WorkerProcess, eventually, program, questions};
+use serde_json::{Value, json};
 use tritmill_servers::Signal;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -31,14 +31,28 @@ fn traceparent() -> String {
     format!("00-{TRACE}-{PARENT}-01")
 }
 
-fn worker(fast: &Fast) -> Command {
-    fast.worker(&["--drain", "5"])
+fn worker(fleet: &Fleet) -> Command {
+    fleet.command(&["worker", "--json", "--threads", "1", "--lease", "2", "--drain", "5"])
 }
 
 /// Submits jobs and waits until they are answered.
-fn answer(fast: &Fast, jobs: usize) {
-    let submitted = fast.submit(&questions(jobs), &["--traceparent", &traceparent()]);
-    assert_eq!(fast.answers(&submitted).len(), jobs);
+fn answer(fleet: &Fleet, jobs: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    std::fs::write(&input, questions(jobs)).unwrap();
+    let submit = ["submit", input.to_str().unwrap(), "--traceparent", &traceparent()];
+    let (code, submitted, stderr) = fleet.run(&submit);
+    assert_eq!(code, Some(0), "{stderr}");
+    let id = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["id"].as_str().unwrap().to_owned()
+    };
+    let ids: Vec<String> = submitted.lines().map(id).collect();
+    assert_eq!(ids.len(), jobs);
+    let mut watch = vec!["watch", "--timeout", "120"];
+    watch.extend(ids.iter().map(String::as_str));
+    let (code, _, stderr) = fleet.run(&watch);
+    assert_eq!(code, Some(0), "{stderr}");
 }
 
 /// Whether a process has the thread of the exporter.
@@ -113,8 +127,8 @@ fn spans_of_a_request_and_its_job_are_in_the_callers_trace() {
 
 #[test]
 fn worker_sends_its_last_spans_before_it_ends() {
-    let (collector, fast) = (Collector::start(), Fast::start());
-    let mut command = worker(&fast);
+    let (collector, fleet) = (Collector::start(), Fleet::start());
+    let mut command = worker(&fleet);
     command
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
         .env("OTEL_SERVICE_NAME", "a worker")
@@ -123,7 +137,7 @@ fn worker_sends_its_last_spans_before_it_ends() {
         .stderr(Stdio::null());
     let mut worker = WorkerProcess::start(command);
     assert!(exports(worker.pid()));
-    answer(&fast, 3);
+    answer(&fleet, 3);
     assert_eq!(collector.received().spans.len(), 0, "nothing is due");
     worker.signal(Signal::Terminate);
     assert_eq!(worker.wait(Duration::from_secs(30)), Some(0));
@@ -137,10 +151,10 @@ fn worker_sends_its_last_spans_before_it_ends() {
 
 /// Runs a worker with this collector until it has answered; returns its log.
 fn log_with_collector(endpoint: &str) -> String {
-    let fast = Fast::start();
+    let fleet = Fleet::start();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    let mut command = worker(&fast);
+    let mut command = worker(&fleet);
     command
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         .env("OTEL_BSP_SCHEDULE_DELAY", "20")
@@ -150,7 +164,7 @@ fn log_with_collector(endpoint: &str) -> String {
         .stderr(std::fs::File::create(&log).unwrap());
     let mut worker = WorkerProcess::start(command);
     // More than fit into the queue.
-    answer(&fast, 200);
+    answer(&fleet, 200);
     assert_eq!(worker.get("/readyz").0, 200);
     worker.signal(Signal::Terminate);
     let ended = worker.wait(Duration::from_secs(12));
@@ -176,9 +190,9 @@ fn collector_that_never_answers_costs_one_line() {
 
 #[test]
 fn without_an_endpoint_nothing_is_started() {
-    let fast = Fast::start();
+    let fleet = Fleet::start();
     let start = |name: &str, value: &str| {
-        let mut command = worker(&fast);
+        let mut command = worker(&fleet);
         command.env(name, value).stderr(Stdio::null());
         WorkerProcess::start(command)
     };

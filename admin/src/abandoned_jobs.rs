@@ -4,15 +4,14 @@
 //! wait for a connection behind all others and could fail; one task cancels many jobs with a call, and tries
 //! again until the jobs expire.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
 use tritmill_client::Client;
-use tritmill_queue::{DatabaseIndex, JobId};
+use tritmill_queue::JobId;
 
 /// Most jobs of a call to the store.
 const CHUNK: usize = 1000;
@@ -62,22 +61,15 @@ async fn cancel_all(client: Client, mut receiver: mpsc::UnboundedReceiver<Abando
     }
 }
 
-/// Cancels jobs; returns those that could not be cancelled. A database that fails keeps back its own jobs alone.
-async fn cancel(client: &Client, jobs: Vec<Abandoned>) -> Vec<Abandoned> {
-    let mut by_database: BTreeMap<DatabaseIndex, Vec<Abandoned>> = BTreeMap::new();
-    for job in jobs {
-        by_database.entry(job.id.database()).or_default().push(job);
-    }
-    let calls = by_database.into_values().map(async |mut jobs| {
-        while !jobs.is_empty() {
-            let next: Vec<JobId> = jobs.iter().take(CHUNK).map(|job| job.id).collect();
-            if let Err(error) = client.cancel(&next).await {
-                tracing::warn!(jobs = jobs.len(), %error, "cannot cancel abandoned jobs, trying again");
-                break;
-            }
-            jobs.drain(..next.len());
+/// Cancels jobs; returns those that could not be cancelled.
+async fn cancel(client: &Client, mut jobs: Vec<Abandoned>) -> Vec<Abandoned> {
+    while !jobs.is_empty() {
+        let next: Vec<JobId> = jobs.iter().take(CHUNK).map(|job| job.id).collect();
+        if let Err(error) = client.cancel(&next).await {
+            tracing::warn!(jobs = jobs.len(), %error, "cannot cancel abandoned jobs, trying again");
+            break;
         }
-        jobs
-    });
-    join_all(calls).await.into_iter().flatten().collect()
+        jobs.drain(..next.len());
+    }
+    jobs
 }

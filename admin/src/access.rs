@@ -6,13 +6,13 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use tritmill_queue::{
-    Tenant,
-    store::{ApiKey, KeyRole},
-};
+use tritmill_queue::Tenant;
 use uuid::Uuid;
 
-use crate::{ApiError, App, Exchange, Peer, Secret};
+use crate::{
+    ApiError, App, Exchange, Peer, Secret,
+    store::{ApiKey, KeyRole},
+};
 
 /// What a route requires of its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,11 @@ pub enum Access {
     Key(KeyRole),
     /// A dashboard session of a key with at least this role.
     Page(KeyRole),
+}
+
+/// Returns whether this is the path of a health check, which is public and never limited.
+pub(crate) fn is_health_check(path: &str) -> bool {
+    ["/healthz", "/readyz"].contains(&path)
 }
 
 /// The authenticated caller. Requests act on behalf of its tenant.
@@ -104,17 +109,17 @@ async fn caller(
         // A malformed secret is rejected without a query to the store.
         .and_then(|(_, secret)| Secret::parse(secret.trim()));
     let Some(secret) = secret else {
-        app.gate.admit_stranger(peer)?;
+        app.rate_limiter.admit_stranger(peer)?;
         return Err(ApiError::unauthorized());
     };
     let secret = secret.hash();
-    app.gate.admit_secret(&secret, peer)?;
+    app.rate_limiter.admit_secret(&secret, peer)?;
     let read = async || Ok(app.store.key(&secret).await?);
     let Some(key) = app.key_reads.key(&secret, read).await? else {
-        app.gate.forget(&secret);
+        app.rate_limiter.forget(&secret);
         return Err(ApiError::unauthorized());
     };
-    let admitted = app.gate.admit(secret, key.id, exchange);
+    let admitted = app.rate_limiter.admit(secret, key.id, exchange);
     admitted.inspect_err(|error| app.metrics.refusals.count_error(error, &key.tenant))?;
     Ok(key.into())
 }

@@ -5,16 +5,22 @@ use std::{net::IpAddr, ops::Deref, sync::Arc, time::Duration};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tritmill_client::{Client, http::AddressPolicy};
 use tritmill_http::{Bounds, Server, Tls};
-use tritmill_queue::{
-    StoreError, Tenant,
-    metrics::MeasuredStore,
-    store::{FrontStore, KeyRole},
-};
+use tritmill_queue::{StoreError, Tenant, metrics::MeasuredStore};
 
 use crate::{
-    ApiError, CallerLimits, Secret, abandoned_jobs::AbandonedJobs, changes::Changes, gate::Gate,
-    health::Readiness, job_waiter::JobWaiter, key_reads::KeyReads, metrics::Metrics,
-    models::Models, new_key, refusals::Limit, throttle::Throttle,
+    ApiError, CallerLimits, Secret,
+    abandoned_jobs::AbandonedJobs,
+    changes::Changes,
+    health::Readiness,
+    job_waiter::JobWaiter,
+    key_reads::KeyReads,
+    metrics::Metrics,
+    models::Models,
+    new_key,
+    rate_limits::RateLimiter,
+    refusals::Limit,
+    store::{FrontStore, KeyRole},
+    throttle::Throttle,
 };
 
 /// Dashboard pages that may update live at once.
@@ -77,7 +83,7 @@ pub struct State {
     pub(crate) live_pages: Arc<Semaphore>,
     /// Login attempts to the dashboard.
     pub(crate) logins: Throttle<IpAddr>,
-    pub(crate) gate: Gate,
+    pub(crate) rate_limiter: RateLimiter,
     pub(crate) key_reads: KeyReads,
     pub(crate) readiness: Readiness,
     /// Wakes the batch driver.
@@ -114,7 +120,7 @@ impl App {
             streams: Arc::new(Semaphore::new(limits.streams_max)),
             live_pages: Arc::new(Semaphore::new(LIVE_PAGES_MAX)),
             logins: Throttle::new(LOGINS, LOGIN_REFILL),
-            gate: Gate::new(limits.callers, metrics.http.clone()),
+            rate_limiter: RateLimiter::new(limits.callers, metrics.http.clone()),
             key_reads: KeyReads::default(),
             readiness: Readiness::default(),
             batch_changed: Notify::new(),

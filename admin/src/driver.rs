@@ -32,16 +32,16 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tritmill_queue::{
-    StoreError,
+use tritmill_queue::{StoreError, store::Claimant};
+
+use self::budget::Budget;
+use crate::{
+    App,
     store::{
-        BatchId, BatchState, Claimant, FrontStore,
+        BatchId, BatchState, FrontStore,
         batch_steps::{BatchClaim, BatchWrites, Claimable},
     },
 };
-
-use self::budget::Budget;
-use crate::App;
 
 /// Lease of a claimed batch.
 const LEASE: Duration = Duration::from_secs(15);
@@ -307,7 +307,7 @@ async fn cancel_jobs(app: &App, id: BatchId, budget: &mut Budget) -> Result<bool
     /// Jobs cancelled by one call.
     const CHUNK: u32 = 5000;
     loop {
-        if !app.store.cancel_batch_jobs(id, CHUNK).await?.more {
+        if !app.store.cancel_range(id.all_jobs(), CHUNK).await?.more {
             return Ok(true);
         }
         budget.spend(CHUNK as usize, 0);

@@ -9,10 +9,10 @@ use axum::{
 };
 use serde::Serialize;
 use tritmill_client::{ClientError, FieldError, answer};
-use tritmill_queue::{JobError, StoreError, dispatch::Cause, store::KeyRole};
+use tritmill_queue::{JobError, StoreError, dispatch::Cause};
 use utoipa::ToSchema;
 
-use crate::refusals::Limit;
+use crate::{refusals::Limit, store::KeyRole};
 
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
@@ -116,10 +116,22 @@ impl ApiError {
         error
     }
 
-    /// An unknown path or method.
+    /// An unknown path.
     pub fn unknown_url() -> Self {
-        let message = "no such path or method";
-        Self::new(StatusCode::NOT_FOUND, INVALID, "unknown_url", message)
+        Self::new(StatusCode::NOT_FOUND, INVALID, "unknown_url", "no such path")
+    }
+
+    /// A method that the path does not have.
+    pub fn method_not_allowed() -> Self {
+        let message = "the path has no such method: the header Allow names those that it has";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed", message)
+    }
+
+    /// A body in an encoding that is not read.
+    pub fn encoded_body(encoding: &str) -> Self {
+        let encoding: String = encoding.chars().filter(|c| !c.is_control()).take(40).collect();
+        let message = format!("bodies encoded as '{encoding}' are not read: send it as it is");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_encoding", message)
     }
 
     /// A missing, unknown or revoked API key.
@@ -265,6 +277,11 @@ impl From<StoreError> for ApiError {
             let message = "stored data of this request is damaged: see the server's log";
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             return Self::new(status, "server_error", "damaged_data", message);
+        }
+        if let StoreError::Refused(_) = error {
+            let message = "the store refuses this service: see the server's log";
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            return Self::new(status, "server_error", "store_refused", message);
         }
         let message = "the store is not available: try again";
         let status = StatusCode::SERVICE_UNAVAILABLE;

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use tritmill_queue::{
-    StoreError,
-    store::{FrontStore, files::FILE_CHUNK_BYTES, files::StoredFile},
+use tritmill_queue::StoreError;
+
+use crate::store::{
+    FrontStore,
+    files::{FILE_CHUNK_BYTES, StoredFile},
 };
 
 /// A file that is being written. Dropping it before [`finish`](Self::finish) deletes what was written.

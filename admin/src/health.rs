@@ -25,22 +25,30 @@ const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 const STORE_WAIT: Duration = Duration::from_secs(2);
 /// How long an answer of the store is valid. Readiness is public, and each question costs the store time.
 const READY_FOR: Duration = Duration::from_millis(250);
+/// How long the check of a dispatcher is valid, which is some twenty calls.
+const CHECKED_FOR: Duration = Duration::from_secs(5);
 
-/// The last answer of the store: whether it is ready, or why not, and until when that is valid.
+/// Whether a server is ready, or why not, and until when that is valid.
+type Answer = Option<(Instant, Result<(), &'static str>)>;
+
+/// The last answers of store and dispatcher.
 #[derive(Default)]
-pub(crate) struct Readiness(Mutex<Option<(Instant, Result<(), &'static str>)>>);
+pub(crate) struct Readiness {
+    store: Mutex<Answer>,
+    dispatcher: Mutex<Answer>,
+}
 
 impl Readiness {
     /// Asks the store, unless it was asked a moment ago.
     async fn get(&self, app: &App) -> Result<(), &'static str> {
-        let mut last = self.0.lock().await;
+        let mut last = self.store.lock().await;
         if let Some((until, answer)) = *last
             && Instant::now() < until
         {
             return answer;
         }
         let answer = match timeout(STORE_WAIT, app.client.now()).await {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(_)) => self.dispatcher(app).await,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "not ready");
                 Err("the store does not answer\n")
@@ -48,6 +56,26 @@ impl Readiness {
             Err(_) => Err("the store does not answer in time\n"),
         };
         *last = Some((Instant::now() + READY_FOR, answer));
+        answer
+    }
+
+    /// Asks the dispatcher, unless it was asked some seconds ago.
+    async fn dispatcher(&self, app: &App) -> Result<(), &'static str> {
+        let mut last = self.dispatcher.lock().await;
+        if let Some((until, answer)) = *last
+            && Instant::now() < until
+        {
+            return answer;
+        }
+        let answer = match timeout(STORE_WAIT, app.client.check_dispatcher()).await {
+            Ok(Err(error)) => {
+                tracing::error!(%error, "not ready");
+                Err("the dispatcher refuses this service: see the server's log\n")
+            }
+            // Without a dispatcher, workers find jobs in the store.
+            Ok(Ok(())) | Err(_) => Ok(()),
+        };
+        *last = Some((Instant::now() + CHECKED_FOR, answer));
         answer
     }
 }
@@ -75,9 +103,9 @@ pub(crate) async fn alive() -> &'static str {
     "ok\n"
 }
 
-/// Readiness: the store answers.
+/// Readiness: the store answers, and the dispatcher does not refuse this service.
 #[utoipa::path(get, path = "/readyz", tag = "service", security(()),
-    responses((status = 200, description = "Ready"), (status = 503, description = "The store does not answer"),))]
+    responses((status = 200, description = "Ready"), (status = 503, description = "The store does not answer, or the dispatcher refuses this service"),))]
 pub(crate) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
     match app.readiness.get(&app).await {
         Ok(()) => (StatusCode::OK, "ready\n"),

@@ -11,9 +11,11 @@ use std::{
 };
 
 use tokio::time::{Instant, sleep_until};
-use tritmill_queue::store::{ApiKey, KeyHash};
 
-use crate::ApiError;
+use crate::{
+    ApiError,
+    store::{ApiKey, KeyHash},
+};
 
 /// Slots for keys by their hash; the reads of one slot follow one another. A power of two.
 const SLOTS: usize = 64;

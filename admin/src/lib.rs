@@ -8,8 +8,12 @@
 //! like one that does not exist. Operators list and cancel the batches of all tenants, but see no files. Files are
 //! streamed and never held in memory as a whole. Error messages and log lines contain no secrets and no prompts.
 //!
-//! See also [`driver`] for the steps of a batch, and `queue/src/store/batches.rs` for its states.
+//! See also [`driver`] for the steps of a batch, and [`store::batches`] for its states.
 #![warn(missing_docs)]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the modules in store/sql are compiled for both databases"
+)]
 
 mod abandoned_jobs;
 mod access;
@@ -20,7 +24,6 @@ pub mod driver;
 mod error;
 mod extract;
 mod file_writer;
-mod gate;
 mod health;
 mod job_waiter;
 mod key_reads;
@@ -29,11 +32,14 @@ mod models;
 mod openai;
 mod openapi;
 mod operator;
+mod rate_limits;
 mod refusals;
 mod request_trace;
 mod router;
+mod routes;
 mod secret;
 mod sse;
+pub mod store;
 mod throttle;
 mod watch;
 mod webhooks;
@@ -41,9 +47,10 @@ mod webhooks;
 pub use access::Access;
 pub use app::{App, Limits};
 pub use driver::Driver;
-pub use gate::CallerLimits;
 pub use models::Models;
-pub use router::{ROUTES, Route, router};
+pub use rate_limits::CallerLimits;
+pub use router::router;
+pub use routes::{ROUTES, Route};
 pub use secret::{Secret, new_key};
 pub use tritmill_http::{Bounds, SLACK, Server, Tls, TlsError};
 pub use watch::Watch;

@@ -10,7 +10,7 @@ use axum::{
 use tracing::{Span, field::Empty};
 use tritmill_queue::{TraceParent, trace::mark_failed};
 
-use crate::router::is_health_check;
+use crate::access::is_health_check;
 
 /// Returns the span of a request; disabled for health checks and scrapes, of which there are many. A span
 /// has the pattern of the path, never its values.

@@ -3,11 +3,10 @@
 use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
-use tritmill_queue::{
-    Tenant, Timestamp,
-    store::{ApiKey, KeyRole, keys::KeyHash},
-};
+use tritmill_queue::{Tenant, Timestamp};
 use uuid::Uuid;
+
+use crate::store::{ApiKey, KeyRole, keys::KeyHash};
 
 /// Prefix of every secret, so that people and scanners recognize it.
 const PREFIX: &str = "tm-";

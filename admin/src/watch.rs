@@ -12,12 +12,13 @@ use tokio::{
 };
 use tritmill_queue::{
     JobState,
-    store::{JobFilter, Page, batches::BatchFilter},
+    store::{JobFilter, Page},
 };
 
 use crate::{
     ApiError, App,
     operator::{jobs::JobView, queues, workers::WorkerView},
+    store::batches::BatchFilter,
 };
 
 /// Pause between two comparisons.

@@ -17,17 +17,18 @@ use tokio::{
     time::sleep,
 };
 use tritmill_client::http::{BadCertificates, HttpClient, HttpError};
-use tritmill_queue::{
-    StoreError, Tenant, Timestamp,
+use tritmill_queue::{StoreError, Tenant, Timestamp, store::Claimant};
+use uuid::Uuid;
+
+use crate::{
+    App,
+    openai::batches::BatchView,
     store::{
-        Batch, Claimant,
+        Batch,
         batch_steps::{BatchClaim, BatchWrites, WebhookBounds},
         webhooks::Webhook,
     },
 };
-use uuid::Uuid;
-
-use crate::{App, openai::batches::BatchView};
 
 /// Lease of a claimed webhook.
 const LEASE: Duration = Duration::from_secs(15);
@@ -220,7 +221,7 @@ async fn call(
 
 #[cfg(test)]
 mod tests {
-    use tritmill_queue::store::webhooks::WebhookSecret;
+    use crate::store::webhooks::WebhookSecret;
 
     use super::*;
 

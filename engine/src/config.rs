@@ -63,13 +63,13 @@ pub enum RopeScaling {
         divisors: Vec<f32>,
         /// Of LongRoPE, what replaces them in longer texts.
         #[serde(skip)]
-        beyond: Option<Beyond>,
+        long_factors: Option<LongFactors>,
     },
 }
 
 /// The part of LongRoPE for texts that the engine refuses; conversions keep it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Beyond {
+pub struct LongFactors {
     /// Longest text without it, in tokens.
     pub original_context: usize,
     /// Positive. // (head_dim / 2)
@@ -83,10 +83,10 @@ impl RopeScaling {
     }
 
     /// Returns the scaling by these divisors; all equal to 1 change nothing.
-    pub(crate) fn of_divisors(divisors: Vec<f32>, beyond: Option<Beyond>) -> Self {
+    pub(crate) fn of_divisors(divisors: Vec<f32>, long_factors: Option<LongFactors>) -> Self {
         match divisors.iter().all(|&divisor| divisor == 1.0) {
             true => Self::None,
-            false => Self::Divisors { divisors, beyond },
+            false => Self::Divisors { divisors, long_factors },
         }
     }
 }

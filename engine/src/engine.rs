@@ -11,7 +11,6 @@ mod active;
 mod drafts;
 mod draw;
 mod fork;
-mod needs;
 mod pace;
 mod report;
 mod rows;
@@ -33,21 +32,20 @@ use std::{
 use active::ActiveRequest;
 use drafts::Drafts;
 pub use fork::ForkError;
-use needs::Needs;
 use pace::Pace;
-use report::Spare;
+use report::DeltaBuffers;
 pub use report::{EngineConfig, EngineStats, StepReport};
 pub use rows::RowTarget;
 use stored::Stored;
 
 use crate::{
-    backend::{Backend, Chunk, Logits, SharedBackend, TokenLogit},
+    backend::{Backend, Chunk, Logits, SharedBackend},
     kv::{
         BLOCK_TOKENS, BlockHash,
         disk::{BlockTiers, TierStats},
     },
     request::{Event, Request, RequestId, SubmitError},
-    sampler::Scratch,
+    sampling::{SamplingMetadata, Scratch},
     scheduler::{Limits, Plan, Scheduler},
     text::TokenText,
 };
@@ -79,18 +77,15 @@ pub struct Engine {
     /// Logits of the step. // (position, vocab)
     logits: Logits,
     scratch: Scratch,
-    /// All logits of a position, where those of the step did not decide a draw. // (vocab,)
+    /// All logits of a position, where those of the step did not decide a draw or several draws need them. // (vocab,)
     undecided: Vec<f32>,
-    /// Further tokens of such a position.
-    further: Vec<TokenLogit>,
-    /// Tokens of a position that bias or penalties raise.
-    raised: Vec<u32>,
     /// Prefill tokens, decoded tokens and time of the last steps, while the device may still run them.
     untimed: (usize, usize, Duration),
-    needs: Needs,
+    /// What the draws of the step need; empty between steps, and kept for its memory.
+    metadata: SamplingMetadata<'static>,
     /// The chunks of the step; empty between steps, and kept for its memory.
     chunks: Vec<Chunk<'static>>,
-    spare: Spare,
+    spare: DeltaBuffers,
     /// Counters. [`Engine::stats`] adds the gauges.
     counters: EngineStats,
 }
@@ -108,7 +103,7 @@ impl std::fmt::Debug for Engine {
 impl Engine {
     /// Makes an engine without requests over all KV blocks of `backend`.
     pub fn new(
-        backend: Box<dyn Backend>,
+        mut backend: Box<dyn Backend>,
         vocabulary: Arc<dyn TokenText>,
         eos_tokens: Vec<u32>,
         config: EngineConfig,
@@ -117,7 +112,7 @@ impl Engine {
             max_sequences: config.max_sequences,
             token_budget: config.token_budget,
             prefix_cache: config.prefix_cache,
-            block_ahead: backend.decodes_ahead(),
+            block_ahead: backend.as_asynchronous().is_some_and(|backend| backend.decodes_ahead()),
             stall_limit: config.stall_limit,
         };
         let scheduler = Scheduler::new(limits, backend.block_count());
@@ -139,12 +134,10 @@ impl Engine {
             logits: Logits::default(),
             scratch: Scratch::default(),
             undecided: Vec::new(),
-            further: Vec::new(),
-            raised: Vec::new(),
             untimed: Default::default(),
-            needs: Needs::default(),
+            metadata: SamplingMetadata::default(),
             chunks: Vec::new(),
-            spare: Spare::default(),
+            spare: DeltaBuffers::default(),
             counters: EngineStats::default(),
         }
     }
@@ -178,7 +171,7 @@ impl Engine {
     ///
     /// # Errors
     /// If a field is invalid ([`SubmitError::field`]) or the engine is full. The engine is unchanged then.
-    pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
+    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, SubmitError> {
         self.check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
@@ -189,11 +182,15 @@ impl Engine {
         let vocabulary = self.vocabulary.as_ref();
         let begins_text = request.prompt.iter().all(|&token| vocabulary.is_special(token));
         let strips_space = begins_text && vocabulary.strips_leading_space();
+        // No probability left for another token than the most probable one.
+        if request.sampling.top_p == 0.0 {
+            request.sampling.temperature = 0.0;
+            request.sampling.top_p = 1.0;
+        }
         let new_active = || {
-            let (context_length, ends) = (self.config.context_length, &self.eos_tokens);
-            let active = ActiveRequest::new(id, &request, root, context_length, ends);
-            let active = if strips_space { active.strip_leading_space() } else { active };
-            if self.backend.draws() { active.with_draws() } else { active }
+            let sizes = (self.config.context_length, self.backend.vocab_size());
+            let active = ActiveRequest::new(id, &request, root, sizes, &self.eos_tokens);
+            if strips_space { active.strip_leading_space() } else { active }
         };
         let mut active = new_active();
         let mut tokens = request.prompt.clone();

@@ -52,9 +52,8 @@ pub mod logits;
 mod math;
 pub mod measure;
 mod names;
-mod noise;
 mod request;
-mod sampler;
+pub mod sampling;
 mod scheduler;
 mod text;
 pub mod tokenizer;
@@ -65,6 +64,6 @@ pub use request::{
     Choice, Event, FinishReason, Output, Request, RequestError, RequestId, SubmitError,
     TokenLogprob,
 };
-pub use sampler::{InvalidParam, SampleError, SamplingParams};
+pub use sampling::{InvalidParam, SampleError, SamplingParams, TokenLogit};
 pub use scheduler::{Fork, Priority};
 pub use text::TokenText;

@@ -191,7 +191,7 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     let config = EngineConfig {
         max_sequences,
         step_target,
-        rows: RowTarget::of(options.format),
+        rows: RowTarget::for_format(options.format),
         wait_limit,
         draft_tokens,
         ..EngineConfig::new(context_length)

@@ -1,9 +1,9 @@
 //! The logits of one token sequence at every position, for comparing models.
 
-pub use crate::backend::TokenLogit;
 use crate::{
     backend::{Backend, Chunk, Logits, LogitsFor, StepError},
     kv::{BlockId, blocks_for},
+    sampling::TokenLogit,
 };
 
 /// Positions per step, few enough that their logits do not take much memory.

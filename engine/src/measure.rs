@@ -206,7 +206,7 @@ impl Sequences {
             let chunks = self.prefill(first..total.min(first + PREFILL_ROWS));
             backend.step(&chunks, logits)?;
         }
-        backend.wait()
+        backend.as_asynchronous().map_or(Ok(()), |backend| backend.wait())
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use crate::{
     backend::StepError,
-    sampler::{InvalidParam, SampleError, SamplingParams},
+    sampling::{InvalidParam, SampleError, SamplingParams},
     scheduler::Priority,
 };
 

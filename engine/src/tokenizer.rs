@@ -9,6 +9,7 @@
 //! Truncation and padding are switched off, so that encoding depends on the text alone. Dropout and other
 //! kinds of vocabularies are errors.
 
+mod added;
 mod alphabet;
 mod charsmap;
 mod config;
@@ -19,7 +20,7 @@ mod table;
 use alphabet::Alphabet;
 pub(crate) use charsmap::Charsmap;
 pub use charsmap::CharsmapError;
-pub use config::TokenizerConfig;
+pub use config::{AddedToken, TokenizerConfig};
 pub(crate) use description::{LLAMA3_REGEX, QWEN2_REGEX};
 use description::{
     Merge, TokenizerJson, Vocab, is_bytes_only, named_pre_tokenizer, split_patterns,
@@ -135,7 +136,7 @@ impl Tokenizer {
     pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let json: TokenizerJson = serde_json::from_slice(bytes)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
-        let alphabet = Alphabet::of(&json)?;
+        let alphabet = Alphabet::from_json(&json)?;
         let tokens = TokenTable::new(&json, alphabet)?;
         let mut inner: Encoder = serde_json::from_slice(bytes)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
@@ -147,6 +148,19 @@ impl Tokenizer {
         let framed = tokenizer.encode("", true)?;
         tokenizer.digest = digest(&json, &tokenizer, &framed);
         Ok(tokenizer)
+    }
+
+    /// Builds a tokenizer from a `tokenizer.json`, with the added and special tokens of its configuration.
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json), and if a token of the configuration has another id in the file.
+    pub fn with_config(bytes: &[u8], config: &TokenizerConfig) -> Result<Self, TokenizerError> {
+        let invalid = |source| TokenizerError::Json { file: "tokenizer.json", source };
+        let json: TokenizerJson = serde_json::from_slice(bytes).map_err(invalid)?;
+        let Some(added) = added::merged(&json, config)? else { return Self::from_json(bytes) };
+        let mut json: serde_json::Value = serde_json::from_slice(bytes).map_err(invalid)?;
+        json["added_tokens"] = added.into();
+        Self::from_json(json.to_string().as_bytes())
     }
 
     /// Encodes text. With `add_special`, adds the tokens that the model expects around a plain prompt
@@ -229,7 +243,7 @@ impl Tokenizer {
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
         let pre = named_pre_tokenizer(&json);
         let mut tokens = vec![None; self.tokens.entries.len()];
-        let added = json.added_tokens.iter().map(|token| (token.content.as_str(), token.id));
+        let added = json.added_tokens.iter().map(|added| (added.token.content.as_str(), added.id));
         for (text, id) in json.model.vocab.tokens().chain(added) {
             tokens[id as usize] = self.tokens.kind(id).map(|kind| (text.to_owned(), kind));
         }
@@ -246,10 +260,10 @@ impl Tokenizer {
 /// Checks the ids of added tokens: the library numbers them from the size of the vocabulary on, and
 /// only warns if the file has other ids.
 fn check_ids(inner: &Encoder, json: &TokenizerJson) -> Result<(), TokenizerError> {
-    for token in &json.added_tokens {
-        if inner.token_to_id(&token.content) != Some(token.id) {
-            let token_text = crate::files::shorten(&token.content);
-            return Err(TokenizerError::AddedTokenId { token: token_text, id: token.id });
+    for added in &json.added_tokens {
+        if inner.token_to_id(&added.token.content) != Some(added.id) {
+            let token = crate::files::shorten(&added.token.content);
+            return Err(TokenizerError::AddedTokenId { token, id: added.id });
         }
     }
     Ok(())

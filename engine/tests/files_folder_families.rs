@@ -7,7 +7,7 @@ mod support;
 use serde_json::{Value, json};
 use support::{Folder, config_refusal, parsed};
 use tritmill_engine::{
-    config::{Beyond, RopeScaling},
+    config::{LongFactors, RopeScaling},
     files::Model,
 };
 
@@ -56,11 +56,11 @@ fn minicpm_needs_its_factors_and_stays_within_its_context() {
         })
     };
     let divisors = longrope(|_| {}).unwrap().model.rope_scaling;
-    let beyond = Some(Beyond { original_context: 512, divisors: vec![2.0; 16] });
-    assert_eq!(divisors, RopeScaling::Divisors { divisors: vec![1.5; 16], beyond });
+    let long_factors = Some(LongFactors { original_context: 512, divisors: vec![2.0; 16] });
+    assert_eq!(divisors, RopeScaling::Divisors { divisors: vec![1.5; 16], long_factors });
     let short = longrope(|scaling| scaling["long_factor"] = Value::Null).unwrap();
     let divisors = short.model.rope_scaling;
-    assert_eq!(divisors, RopeScaling::Divisors { divisors: vec![1.5; 16], beyond: None });
+    assert_eq!(divisors, RopeScaling::Divisors { divisors: vec![1.5; 16], long_factors: None });
     let plain = longrope(|scaling| scaling["short_factor"] = json!(vec![1.0; 16]));
     assert!(plain.unwrap().model.rope_scaling.is_none());
     type Edit = fn(&mut Value);

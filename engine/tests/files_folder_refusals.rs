@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::{Folder, config_refusal, golden, join_safetensors, parsed, split_safetensors};
 use tritmill_engine::{
     config::{Linear, RopeScaling},
-    files::{Model, ModelError, Problem, hf_config, shard_names},
+    files::{Model, ModelError, Problem, hugging_face::config as hf_config, shard_names},
 };
 
 fn accepted(folder: &str, edit: impl FnOnce(&mut Value)) -> hf_config::HfConfig {
@@ -372,7 +372,7 @@ fn token_ids_that_do_not_fit_are_refused() {
     });
     tokenizer_refused("zzz", |json| json["model"]["vocab"]["zzz"] = json!(u32::MAX));
     tokenizer_refused("two tokens", |json| json["model"]["vocab"]["zzz"] = json!(5));
-    tokenizer_refused("900", |json| json["added_tokens"][4]["id"] = json!(900));
+    tokenizer_refused("<|eot_id|>", |json| json["added_tokens"][4]["id"] = json!(900));
 }
 
 #[test]

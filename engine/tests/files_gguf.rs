@@ -7,7 +7,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use support::{cases, check_same_weights, golden, open, sha256, sha256_of};
+use support::{RawGguf, cases, check_same_weights, golden, open, sha256, sha256_of};
 use tritmill_engine::{
     config::{Activation, Linear, Norm},
     files::{DenseType, Model},
@@ -181,4 +181,33 @@ fn token_types_mark_special_and_padding_tokens() {
     assert_eq!(tokenizer.token_bytes(0xc3), Some(&[0xc3][..]));
     assert_eq!(tokenizer.token_bytes(259), None);
     assert_eq!(model.config().eos_tokens, [257]);
+}
+
+/// Some converters write control tokens as normal ones: their text would become other tokens, and answers would not end.
+#[test]
+fn control_tokens_are_found_by_their_text_and_by_their_keys() {
+    let tokens = |kind: i32, text: Option<&str>| {
+        let mut file = RawGguf::read(&golden("gguf/bitnet-tiny-i2_s.gguf"));
+        let mut kinds = [1; 1024];
+        kinds[1019..1023].fill(3);
+        kinds[1023] = kind;
+        file.set_i32s("tokenizer.ggml.token_type", &kinds);
+        file.set_u32("tokenizer.ggml.eos_token_id", 1020);
+        file.remove("tritmill.eos_token_ids");
+        if let Some(text) = text {
+            let mut texts = file.texts("tokenizer.ggml.tokens");
+            texts[1023] = text.to_owned();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            file.set_texts("tokenizer.ggml.tokens", &texts);
+        }
+        let model = Model::open_gguf_bytes("edited", file.bytes(32)).unwrap();
+        let text = text.unwrap_or("<|eot_id|>");
+        let ids = model.tokenizer().encode(text, false).unwrap();
+        (ids, model.tokenizer().is_special(1023), model.config().eos_tokens.clone())
+    };
+    assert_eq!(tokens(1, None), (vec![1023], true, vec![1020, 1023]));
+    assert_eq!(tokens(4, Some("<end_of_turn>")), (vec![1023], true, vec![1020, 1023]));
+    assert_eq!(tokens(1, Some("<|tool_response|>")), (vec![1023], true, vec![1020]));
+    // A tag that a converter marked as text stays text.
+    assert_eq!(tokens(4, Some("<tool_call>")), (vec![1023], false, vec![1020]));
 }

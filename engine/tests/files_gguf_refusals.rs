@@ -200,7 +200,7 @@ fn divisors_of_rope_frequencies_are_read_and_checked() {
     assert_ne!(scaled.fingerprint().unwrap(), plain.fingerprint().unwrap());
     assert_eq!(
         scaled.config().rope_scaling,
-        RopeScaling::Divisors { divisors: divisors.clone(), beyond: None }
+        RopeScaling::Divisors { divisors: divisors.clone(), long_factors: None }
     );
     for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let mut divisors = divisors.clone();

@@ -8,9 +8,13 @@ mod support;
 use support::{Folder, Random, golden, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
-    chat::ChatTemplate,
+    chat::{ChatTemplate, SpecialTokens},
     config::Linear,
-    files::{Model, Target, convert, gguf, hf_config, safetensors, shape, shard_names, synth},
+    files::{
+        Model, Target, convert, gguf,
+        hugging_face::{config as hf_config, safetensors},
+        shape, shard_names, synth,
+    },
     tokenizer::{Tokenizer, TokenizerConfig},
 };
 
@@ -173,7 +177,7 @@ fn damaged_json_is_refused_or_parsed() {
         };
         parsed += usize::from(hf_config::parse(&damage(&config, &mut random)).is_ok());
         let _ = hf_config::parse_generation_eos(&damage(&config, &mut random), 1024);
-        let _ = TokenizerConfig::parse(&damage(&tokenizer_config, &mut random));
+        let _ = TokenizerConfig::parse(Some(&damage(&tokenizer_config, &mut random)), None);
         let _ = shard_names("index", &damage(index, &mut random));
     }
     assert!(parsed > 0 && parsed < 600, "{parsed}");
@@ -202,8 +206,6 @@ fn damaged_templates_are_refused_or_render() {
         let mut damaged = source.clone();
         random.mutate(&mut damaged, source.len());
         let damaged = String::from_utf8_lossy(&damaged).into_owned();
-        if let Ok(template) = ChatTemplate::parse(damaged, None, None) {
-            let _ = template.render(&messages("hi"), true);
-        }
+        let _ = ChatTemplate::new(damaged, SpecialTokens::new()).render(&messages("hi"), true);
     }
 }

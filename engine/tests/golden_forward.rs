@@ -240,7 +240,7 @@ fn single_linears_of_layer_0_match() {
 }
 
 fn check_linear(model: &Model, isa: Isa, linear: Linear, tensors: &SafeTensors<'_>, name: &str) {
-    let float = FloatKernels::of(isa).unwrap();
+    let float = FloatKernels::for_isa(isa).unwrap();
     let ternary = model.ternary(0, linear).unwrap();
     let (input, want) =
         (floats(tensors, &format!("{name}.in")), floats(tensors, &format!("{name}.out")));

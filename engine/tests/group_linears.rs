@@ -213,7 +213,7 @@ fn write_folder(model: &Model, folder: &Path) {
         "bos_token_id": config.bos_token, "eos_token_id": config.eos_tokens,
         "attention_bias": !is_minicpm, "mlp_bias": !is_minicpm,
     });
-    if let RopeScaling::Divisors { divisors, beyond: Some(beyond) } = &config.rope_scaling {
+    if let RopeScaling::Divisors { divisors, long_factors: Some(beyond) } = &config.rope_scaling {
         (json["scale_emb"], json["scale_depth"], json["dim_model_base"]) =
             (json!(12), json!(1.4), json!(64));
         json["rope_scaling"] = json!({

@@ -252,9 +252,8 @@ fn tokenizers_of_folder_and_file_split_as_recorded() {
                 assert_eq!(got, want, "{path}: {text:?}");
             }
             for case in cases(name)["chat"].as_array().unwrap() {
-                let message = |m: &Value| Message {
-                    role: m["role"].as_str().unwrap().to_owned(),
-                    content: m["content"].as_str().unwrap().to_owned(),
+                let message = |m: &Value| {
+                    Message::new(m["role"].as_str().unwrap(), m["content"].as_str().unwrap())
                 };
                 let messages: Vec<_> =
                     case["messages"].as_array().unwrap().iter().map(message).collect();
@@ -284,7 +283,7 @@ fn choices_that_a_model_does_not_have_are_refused() {
     let error = cpu::load(open("bitnet-tiny"), two).err().unwrap().to_string();
     assert!(error.contains("trained with int8 activations"), "{error}");
     let (kv, head, activations) = (KvType::F16, HeadMode::Exact, Some(Digits::Two));
-    let (blocks, kernels) = (KvBlocks::Exactly(1), GpuKernels::All);
+    let (blocks, kernels) = (KvBlocks::Exactly(1), GpuKernels::Standard);
     let gpu = CudaOptions { ordinal: 0, kv, head, activations, blocks, kernels };
     let error = cuda::load(open("bitnet-tiny"), gpu).err().unwrap().to_string();
     assert!(error.contains("trained with int8 activations"), "{error}");

@@ -302,6 +302,19 @@ fn padding_of_gguf_vocabularies_is_no_token() {
     assert_eq!(model.tokenizer().token_bytes(700), None);
 }
 
+/// Some converters write the tokens of bytes as normal ones (llama.cpp #4622).
+#[test]
+fn bytes_of_gguf_vocabularies_are_found_by_their_text() {
+    let mut file = gguf("spm-bpe-bytes", (true, false));
+    let pieces = recorded("spm-bpe-bytes")["pieces"].as_array().unwrap().clone();
+    let kind = |piece: &Value| match piece[2].as_i64().unwrap() as i32 {
+        6 => 1,
+        kind => kind,
+    };
+    file.set_i32s("tokenizer.ggml.token_type", &pieces.iter().map(kind).collect::<Vec<_>>());
+    check_cases(open_gguf(&file).unwrap().tokenizer(), "spm-bpe-bytes");
+}
+
 #[test]
 fn damaged_gguf_vocabularies_are_refused_by_key() {
     let refused = |name: &str, edit: &dyn Fn(&mut RawGguf)| {

@@ -1,4 +1,4 @@
-//! [`Admission`]: what operators and workers say about queues, and what this process has let in.
+//! [`Admission`]: what operators and workers say about queues, and what this process has admitted.
 
 use std::{
     collections::HashMap,
@@ -9,11 +9,11 @@ use std::{
 use tokio::time::Instant;
 use tritmill_queue::{
     Job, QueueName, StoreError, Timestamp,
-    dispatch::{Demand, Line, Quotas},
+    dispatch::{BacklogByPriority, Demand, Quotas},
     store::{QueueSettings, Serving, Workers},
 };
 
-use crate::overload::{Gate, Group, Refused, Situation};
+use crate::overload::{Group, QueueLoad, Refused, WaitLimiter};
 
 /// Time until a producer sees a change of a queue's limits.
 const QUOTAS_FRESH_FOR: Duration = Duration::from_secs(5);
@@ -29,20 +29,20 @@ pub(crate) struct Admission {
     settings: Arc<dyn QueueSettings>,
     workers: Arc<dyn Workers>,
     quotas: Cache<Quotas>,
-    serving: Cache<Option<Served>>,
-    queues: Mutex<HashMap<QueueName, Entrance>>,
+    serving: Cache<Option<KnownServing>>,
+    queues: Mutex<HashMap<QueueName, QueueState>>,
     /// The last warning that the store did not say what workers can do.
     warned_at: Mutex<Option<Instant>>,
 }
 
 /// What workers could do at a time.
 #[derive(Debug, Clone, Copy)]
-struct Served {
+struct KnownServing {
     serving: Serving,
     read_at: Instant,
 }
 
-impl Served {
+impl KnownServing {
     /// Returns the time on the clock of deadlines.
     fn now(&self) -> Timestamp {
         self.serving.now.after(self.read_at.elapsed())
@@ -56,10 +56,11 @@ impl Served {
 
 /// The state of one queue's limits in this process.
 #[derive(Debug, Default)]
-struct Entrance {
-    gates: [Gate; 3],
-    /// Tokens that were let in and are not in the line yet, by priority.
-    let_in: [u64; 3],
+struct QueueState {
+    /// By priority.
+    limiters: [WaitLimiter; 3],
+    /// Tokens of admitted jobs that the dispatcher does not count yet, by priority.
+    reserved: [u64; 3],
 }
 
 impl Admission {
@@ -77,23 +78,23 @@ impl Admission {
     /// Returns a queue's limits. If the store does not answer, the last known ones apply; the store will refuse
     /// the submission itself.
     pub async fn quotas(&self, queue: &QueueName) -> Quotas {
-        self.quotas.of(queue, self.settings.quotas(queue)).await
+        self.quotas.get(queue, self.settings.quotas(queue)).await
     }
 
     /// Returns what the workers of a queue can do; `None` if the store never answered, or not for
     /// [`SERVING_KNOWN_FOR`].
     pub async fn serving(&self, queue: &QueueName) -> Option<Serving> {
-        Some(self.served(queue).await?.serving)
+        Some(self.known_serving(queue).await?.serving)
     }
 
-    async fn served(&self, queue: &QueueName) -> Option<Served> {
+    async fn known_serving(&self, queue: &QueueName) -> Option<KnownServing> {
         let read = async {
             let read_at = Instant::now();
             let serving = self.workers.serving(queue).await;
             let serving = serving.inspect_err(|error| self.warn(queue, error))?;
-            Ok(Some(Served { serving, read_at }))
+            Ok(Some(KnownServing { serving, read_at }))
         };
-        self.serving.of(queue, read).await.filter(Served::is_recent)
+        self.serving.get(queue, read).await.filter(KnownServing::is_recent)
     }
 
     /// Logs that predictions may be missing, at most once in [`WARN_EVERY`].
@@ -106,68 +107,68 @@ impl Admission {
     }
 
     /// Checks jobs of one queue against its longest wait and, unless they are lines of a batch, which waits by
-    /// itself, against their deadlines. What is let in counts as waiting until the result is dropped.
-    pub async fn let_in<'a>(
+    /// itself, against their deadlines. The jobs count as waiting until the result is dropped.
+    pub async fn reserve<'a>(
         self: &Arc<Self>,
         demand: &Demand,
         jobs: impl Iterator<Item = &'a Job> + Clone,
         quotas: &Quotas,
-        line: Line,
-    ) -> Result<Option<LetIn>, Refused> {
+        backlog: BacklogByPriority,
+    ) -> Result<Option<Reservation>, Refused> {
         let max_wait = quotas.max_wait.map(|wait| demand.part_of_wait(wait));
         let has_deadlines =
             !demand.is_patient() && jobs.clone().any(|job| job.expires_at.is_some());
         if max_wait.is_none() && !has_deadlines {
             return Ok(None);
         }
-        let Some(served) = self.served(&demand.queue).await else { return Ok(None) };
-        let (serving, now) = (served.serving, served.now());
-        let mut groups = Group::of(jobs, now);
+        let Some(known) = self.known_serving(&demand.queue).await else { return Ok(None) };
+        let (serving, now) = (known.serving, known.now());
+        let mut groups = Group::by_priority(jobs, now);
         if demand.is_patient() {
             groups.iter_mut().for_each(|group| group.expires_at = None);
         }
         let mut queues = self.lock();
-        let entrance = queues.entry(demand.queue.clone()).or_default();
-        let situation = Situation { line, let_in: entrance.let_in, serving, now, max_wait };
+        let state = queues.entry(demand.queue.clone()).or_default();
+        let load = QueueLoad { backlog, reserved: state.reserved, serving, now, max_wait };
         for group in &groups {
-            let gate = &mut entrance.gates[group.priority as usize];
-            // Several jobs wait for each other, and a batch fills less than others: both leave the gate of single
+            let limiter = &mut state.limiters[group.priority as usize];
+            // Several jobs wait for each other, and a batch fills less than others: both leave the limiter of single
             // jobs as it is.
             match demand.entries {
-                _ if demand.is_patient() => Gate::default().pass(group, &situation)?,
-                1 => gate.pass(group, &situation)?,
+                _ if demand.is_patient() => WaitLimiter::default().check(group, &load)?,
+                1 => limiter.check(group, &load)?,
                 _ => {
-                    let mut copy = *gate;
-                    copy.pass(group, &situation)?;
+                    let mut copy = *limiter;
+                    copy.check(group, &load)?;
                 }
             }
         }
         let mut tokens = [0; 3];
         for group in &groups {
             tokens[group.priority as usize] += group.tokens;
-            entrance.let_in[group.priority as usize] += group.tokens;
+            state.reserved[group.priority as usize] += group.tokens;
         }
         drop(queues);
-        Ok(Some(LetIn { admission: Arc::clone(self), queue: demand.queue.clone(), tokens }))
+        Ok(Some(Reservation { admission: Arc::clone(self), queue: demand.queue.clone(), tokens }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, Entrance>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, QueueState>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Jobs that were let in. They count as waiting until this is dropped, when the dispatcher counts them.
-pub(crate) struct LetIn {
+/// Jobs that were admitted. They count as waiting until this is dropped, when the dispatcher counts them.
+pub(crate) struct Reservation {
     admission: Arc<Admission>,
     queue: QueueName,
     tokens: [u64; 3],
 }
 
-impl Drop for LetIn {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut queues = self.admission.lock();
-        let Some(entrance) = queues.get_mut(&self.queue) else { return };
-        for (sum, tokens) in entrance.let_in.iter_mut().zip(self.tokens) {
+        let Some(state) = queues.get_mut(&self.queue) else { return };
+        for (sum, tokens) in state.reserved.iter_mut().zip(self.tokens) {
             *sum -= tokens;
         }
     }
@@ -186,7 +187,7 @@ impl<T: Clone + Default> Cache<T> {
     }
 
     /// Returns a queue's value; the last known one if it cannot be read, or the default.
-    async fn of(&self, queue: &QueueName, read: impl Future<Output = Result<T, StoreError>>) -> T {
+    async fn get(&self, queue: &QueueName, read: impl Future<Output = Result<T, StoreError>>) -> T {
         if let Some((at, value)) = self.lock().get_mut(queue) {
             if at.elapsed() < self.fresh_for {
                 return value.clone();
@@ -218,7 +219,7 @@ mod tests {
     fn what_workers_could_do_long_ago_is_unknown() {
         let read_before = |ago| {
             let read_at = Instant::now().checked_sub(ago).expect("the machine runs for a minute");
-            Served { serving: Serving::default(), read_at }.is_recent()
+            KnownServing { serving: Serving::default(), read_at }.is_recent()
         };
         assert!(read_before(Duration::from_secs(20)));
         assert!(!read_before(SERVING_KNOWN_FOR));

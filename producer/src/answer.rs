@@ -9,6 +9,7 @@ use tritmill_queue::{
 
 use crate::{
     canonical::{Purpose, hash, short_hex},
+    json_line::json_line,
     request::Refusal,
 };
 
@@ -37,13 +38,12 @@ pub fn line(answer: &AnsweredLine) -> String {
         }
         None => failed(answer.number, &request_id, &ended("cancelled", "the job was cancelled")),
     };
-    json!({
+    json_line(&json!({
         "id": line_id(&answer.key),
         "custom_id": answer.custom_id,
         "response": response,
         "error": null,
-    })
-    .to_string()
+    }))
 }
 
 /// Returns the output line of a refused line, without a line end.
@@ -74,13 +74,12 @@ pub fn refusal_line(key: &[u8], custom_id: Option<&str>, refusal: &Refusal) -> S
             (response, Value::Null)
         }
     };
-    json!({
+    json_line(&json!({
         "id": line_id(key),
         "custom_id": custom_id,
         "response": response,
         "error": error,
-    })
-    .to_string()
+    }))
 }
 
 fn line_id(key: &[u8]) -> String {
@@ -106,13 +105,12 @@ pub const fn status(error: &JobError) -> (u16, &'static str) {
 /// Returns the output line of a request without an answer (`batch_expired`, `batch_cancelled`),
 /// without a line end.
 pub fn unanswered_line(key: &[u8], custom_id: &str, code: &str, message: &str) -> String {
-    json!({
+    json_line(&json!({
         "id": line_id(key),
         "custom_id": custom_id,
         "response": null,
         "error": { "code": code, "message": message },
-    })
-    .to_string()
+    }))
 }
 
 /// Returns the response of a failed job.
@@ -249,12 +247,15 @@ fn text_logprobs(tokens: &[TokenLogprob]) -> Value {
     let top: Vec<Value> = tokens
         .iter()
         .map(|token| {
-            token
-                .top
-                .iter()
-                .map(|top| (token_name(&top.bytes), json!(finite(top.logprob))))
-                .collect::<serde_json::Map<_, _>>()
-                .into()
+            // Of tokens with the same text, the most probable one stays; the drawn one is always there.
+            let mut map = serde_json::Map::new();
+            let drawn = std::iter::once((&token.bytes, token.logprob));
+            for (bytes, logprob) in
+                token.top.iter().map(|top| (&top.bytes, top.logprob)).chain(drawn)
+            {
+                map.entry(token_name(bytes)).or_insert_with(|| json!(finite(logprob)));
+            }
+            map.into()
         })
         .collect();
     json!({

@@ -1,6 +1,6 @@
 //! [`BatchFile`]: `IN.jsonl` is read into the store, `OUT.jsonl` follows the store.
 //!
-//! The store (`OUT.jsonl.tritmill`) is the truth; the output file is a view of it and can be written
+//! The store (`OUT.jsonl.tritmill`, or `IN.jsonl.tritmill` if the output is a stream) is the truth; the output file is a view of it and can be written
 //! again at any time. Every start
 //!
 //! 1. takes the lock, so that one run at a time owns the files;
@@ -24,13 +24,15 @@ use std::{
 };
 
 use tritmill_queue::{
-    DatabaseIndex, QueueName, Store, StoreError,
+    QueueName, Store, StoreError,
     store::{IngestCounts, IngestedLine, SqliteStore},
 };
 
 pub use self::notice::{BatchFileError, Notice};
 use self::output::Output;
-pub(crate) use self::place::{Input, open_and_lock, remove_file, rename_to_old, with_suffix};
+pub(crate) use self::place::{
+    Input, Place, Target, open_and_lock, remove_file, rename_to_old, with_suffix,
+};
 use crate::{
     lines::{LineReader, RawLine},
     request::{duplicate, parse_line},
@@ -55,8 +57,10 @@ pub struct Identity {
 pub struct Settings {
     /// Batch lines; `-` is standard input.
     pub input: PathBuf,
-    /// Answers; the store is a file beside it.
+    /// Answers: a file, a pipe, or `-` for standard output.
     pub output: PathBuf,
+    /// Folder of the store; by default it is beside the output, or beside the input if the output is a stream.
+    pub state: Option<PathBuf>,
     /// Whether answers are in the order of the input instead of completion.
     pub ordered: bool,
     /// Whether to delete all earlier answers.
@@ -67,8 +71,6 @@ pub struct Settings {
     pub identity: Identity,
     /// The queue of the jobs.
     pub queue: QueueName,
-    /// The database of new jobs, when a fleet answers: see [`Client::next_database`](crate::Client::next_database).
-    pub database: DatabaseIndex,
 }
 
 /// Lines of the input, and how many are answered.
@@ -90,6 +92,7 @@ pub struct BatchFile {
     settings: Settings,
     /// Taken when it is read: a pipe can be opened only once.
     input: Option<Input>,
+    place: Place,
     store: SqliteStore,
     store_path: PathBuf,
     /// Held until the run ends. The system releases it when the process dies.
@@ -104,13 +107,14 @@ impl BatchFile {
     /// # Errors
     /// [`BatchFileError`]; then nothing is changed.
     pub async fn open(settings: Settings) -> Result<Self, BatchFileError> {
-        let (input, lock) = open_and_lock(&settings.input, &settings.output)?;
-        let store_path = with_suffix(&settings.output, ".tritmill");
+        let place = Place::choose(&settings.input, &settings.output, settings.state.as_deref())?;
+        let (input, lock) = open_and_lock(&settings.input, &place)?;
+        let store_path = place.with_suffix(".tritmill");
         let mut notices = Vec::new();
-        let store = open_store(&settings, &store_path, &mut notices).await?;
-        let output = Output::new(settings.output.clone(), settings.ordered);
+        let store = open_store(&settings, &place, &store_path, &mut notices).await?;
+        let output = Output::new(place.target.clone(), settings.ordered);
         let input = Some(input);
-        let file = Self { settings, input, store, store_path, _lock: lock, output, notices };
+        let file = Self { settings, input, place, store, store_path, _lock: lock, output, notices };
         // This run holds the lock, so the process that claimed jobs is dead. Its format may differ.
         file.store.hand_back_all().await.map_err(|e| file.store_failed(e))?;
         file.adopt_queue().await.map_err(|e| file.store_failed(e))?;
@@ -158,7 +162,7 @@ impl BatchFile {
         }
         let input = match self.input.take() {
             Some(input) => input,
-            None => Input::open(&path).map_err(input_failed)?,
+            None => Input::open(&path)?,
         };
         let mut reader = LineReader::new(BufReader::with_capacity(1 << 16, input));
         let run = self.store.begin_run().await.map_err(|e| self.store_failed(e))?;
@@ -195,9 +199,6 @@ impl BatchFile {
     ) -> Result<Vec<IngestedLine>, BatchFileError> {
         let mut lines: Vec<IngestedLine> =
             chunk.iter().map(|line| parse_line(line, &self.settings.queue)).collect();
-        for job in lines.iter_mut().filter_map(|line| line.content.as_mut().ok()) {
-            job.id = job.id.in_database(self.settings.database);
-        }
         let names: Vec<&str> = lines.iter().filter_map(|line| line.custom_id.as_deref()).collect();
         let mut first: HashMap<String, u64> =
             self.store.first_lines(run, &names).await.map_err(|e| self.store_failed(e))?;
@@ -228,7 +229,7 @@ impl BatchFile {
 
     /// Appends the rest, makes the output file durable and closes the store.
     pub async fn close(mut self) -> Result<Vec<Notice>, BatchFileError> {
-        if !self.settings.output.exists() {
+        if self.place.file().is_some_and(|path| !path.exists()) {
             // It was deleted during the run.
             self.catch_up().await?;
         }
@@ -243,6 +244,7 @@ impl BatchFile {
 /// Opens the store, checks that its answers are of this model, and handles an output without store.
 async fn open_store(
     settings: &Settings,
+    place: &Place,
     path: &Path,
     notices: &mut Vec<Notice>,
 ) -> Result<SqliteStore, BatchFileError> {
@@ -252,7 +254,7 @@ async fn open_store(
         for suffix in ["", "-wal", "-shm"] {
             remove_file(&with_suffix(path, suffix)).map_err(write_failed)?;
         }
-        remove_file(&settings.output).map_err(write_failed)?;
+        place.file().map_or(Ok(()), remove_file).map_err(write_failed)?;
         notices.push(Notice::Restarted);
     }
     let store = SqliteStore::open(path).await.map_err(failed)?;
@@ -270,8 +272,10 @@ async fn open_store(
             });
         }
         (None, _) => {
-            if std::fs::metadata(&settings.output).is_ok_and(|meta| meta.len() > 0) {
-                let kept_as = rename_to_old(&settings.output).map_err(write_failed)?;
+            let old = place.file();
+            let has_bytes = |path: &&Path| std::fs::metadata(path).is_ok_and(|meta| meta.len() > 0);
+            if let Some(old) = old.filter(has_bytes) {
+                let kept_as = rename_to_old(old).map_err(write_failed)?;
                 notices.push(Notice::StoreMissing { kept_as });
             }
             store.set_fact("model", model).await.map_err(failed)?;

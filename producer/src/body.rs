@@ -4,12 +4,13 @@
 
 use serde_json::{Map, Value};
 use tritmill_queue::{
-    Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, Tenant, job::ATTEMPTS_DEFAULT,
+    Content, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, Tenant,
+    job::ATTEMPTS_DEFAULT, sampling::RESULT_TOKENS_LIMIT,
 };
 
 use crate::{
     canonical::derived_seed,
-    fields::{FieldError, Fields, brief},
+    fields::{FieldError, Fields, brief, whole},
 };
 
 /// The endpoint of a body.
@@ -41,6 +42,9 @@ impl Endpoint {
         }
     }
 }
+
+/// Most prompts of a request.
+const PROMPTS_MAX: usize = 1024;
 
 /// Parameters that do not change the answer.
 const IGNORED: [&str; 8] = [
@@ -114,9 +118,30 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
     fields.finish()?;
     sampling.validate().map_err(|error| {
         let problem = format!("must be {}, got {}", error.expected, error.found);
-        FieldError::new(error.field, "invalid_value", problem)
+        let field = match (endpoint, error.field) {
+            (Endpoint::Chat, "logprobs") => "top_logprobs",
+            (_, field) => field,
+        };
+        FieldError::new(field, "invalid_value", problem)
     })?;
+    check_choices(&prompt, &sampling)?;
     Ok(Body { model, prompt, sampling, seed })
+}
+
+/// Checks that the answers to several prompts fit into one result.
+fn check_choices(prompt: &Prompt, sampling: &Sampling) -> Result<(), FieldError> {
+    let prompts = prompt.parts().len() as u64;
+    let each = u64::from(sampling.n) * (1 + u64::from(sampling.logprobs.unwrap_or(0)));
+    let tokens = each * u64::from(sampling.max_tokens);
+    if prompts > 1 && prompts * tokens > RESULT_TOKENS_LIMIT {
+        let problem = format!(
+            "has {prompts} prompts, at most {} fit with these n, max_tokens and logprobs (the limit of prompts × n × \
+             max_tokens × (1 + logprobs) is {RESULT_TOKENS_LIMIT})",
+            RESULT_TOKENS_LIMIT / tokens
+        );
+        return Err(FieldError::new("prompt", "invalid_value", problem));
+    }
+    Ok(())
 }
 
 /// Parses the parameters of both endpoints.
@@ -161,7 +186,7 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
 fn top_k(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
     match fields.take("top_k") {
         None => Ok(None),
-        Some(value) if value.as_i64() == Some(-1) => Ok(Some(0)),
+        Some(value) if whole(value.clone()).as_i64() == Some(-1) => Ok(Some(0)),
         Some(value) => {
             Fields::new(Map::from_iter([("top_k".to_owned(), value)]), "").count("top_k")
         }
@@ -214,7 +239,8 @@ fn token_list(fields: &mut Fields, name: &str) -> Result<Option<Vec<u32>>, Field
 
 fn tokens(path: &str, items: &[Value]) -> Result<Vec<u32>, FieldError> {
     let each = |(index, item): (usize, &Value)| {
-        item.as_u64()
+        whole(item.clone())
+            .as_u64()
             .and_then(|id| u32::try_from(id).ok())
             .ok_or_else(|| FieldError::wrong_type(format!("{path}[{index}]"), "a token id", item))
     };
@@ -246,6 +272,9 @@ fn completions_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), 
         ("suffix", Value::from("")),
         ("best_of", Value::from(sampling.n)),
     ];
+    if let Some(best_of) = fields.count("best_of")? {
+        fields.put("best_of", Value::from(best_of));
+    }
     only(fields, accepted)
 }
 
@@ -276,15 +305,41 @@ fn prompt(endpoint: Endpoint, fields: &mut Fields) -> Result<Prompt, FieldError>
         Some(Value::String(text)) => Ok(Prompt::Text(text)),
         Some(Value::Array(items)) => match items.as_slice() {
             [] => Err(FieldError::new("prompt", "invalid_value", "is empty")),
-            [Value::String(_) | Value::Array(_), ..] => Err(FieldError::new(
-                "prompt",
-                "unsupported_value",
-                "has several prompts; send one request for each",
-            )),
+            [Value::String(_) | Value::Array(_), ..] => several(endpoint, items),
             tokens_given => Ok(Prompt::Tokens(tokens("prompt", tokens_given)?)),
         },
         Some(other) => Err(FieldError::wrong_type("prompt", expected, &other)),
     }
+}
+
+/// Parses a list of texts and lists of token ids. One prompt in a list is that prompt.
+fn several(endpoint: Endpoint, items: Vec<Value>) -> Result<Prompt, FieldError> {
+    if items.len() > PROMPTS_MAX {
+        let problem = format!("has {} prompts, at most {PROMPTS_MAX} fit", items.len());
+        return Err(FieldError::new("prompt", "invalid_value", problem));
+    }
+    if endpoint == Endpoint::Plain && items.len() > 1 {
+        let problem = "has several prompts, which need a line for /v1/completions";
+        return Err(FieldError::new("prompt", "unsupported_value", problem));
+    }
+    let one = |(index, item)| {
+        let path = format!("prompt[{index}]");
+        match item {
+            Value::String(text) if text.is_empty() => {
+                Err(FieldError::new(path, "invalid_value", "is empty"))
+            }
+            Value::String(text) if endpoint == Endpoint::Plain => Ok(Prompt::Question(text)),
+            Value::String(text) => Ok(Prompt::Text(text)),
+            Value::Array(ids) if ids.is_empty() => {
+                Err(FieldError::new(path, "invalid_value", "is empty"))
+            }
+            Value::Array(ids) => Ok(Prompt::Tokens(tokens(&path, &ids)?)),
+            other => Err(FieldError::wrong_type(path, "a string or an array of token ids", &other)),
+        }
+    };
+    let mut prompts =
+        items.into_iter().enumerate().map(one).collect::<Result<Vec<_>, FieldError>>()?;
+    Ok(if prompts.len() == 1 { prompts.remove(0) } else { Prompt::Several(prompts) })
 }
 
 fn messages(fields: &mut Fields) -> Result<Prompt, FieldError> {
@@ -305,7 +360,8 @@ fn message(index: usize, item: Value) -> Result<Message, FieldError> {
     };
     let mut fields = Fields::new(map, format!("{path}."));
     let role = match fields.text("role")?.as_deref() {
-        Some("system" | "developer") => Role::System,
+        Some("system") => Role::System,
+        Some("developer") => Role::Developer,
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
         Some("tool") => Role::Tool,
@@ -317,23 +373,23 @@ fn message(index: usize, item: Value) -> Result<Message, FieldError> {
     };
     let content = content(&mut fields)?;
     let name = fields.text("name")?;
-    fields.text("tool_call_id")?;
+    let tool_call_id = fields.text("tool_call_id")?;
     fields.finish()?;
-    Ok(Message { role, content, name })
+    Ok(Message { role, content, name, tool_call_id })
 }
 
-/// Parses a string, or text parts that are joined.
-fn content(fields: &mut Fields) -> Result<String, FieldError> {
+/// Parses a string, or the texts of parts.
+fn content(fields: &mut Fields) -> Result<Content, FieldError> {
     let path = fields.path("content");
     let parts = match fields.take("content") {
-        Some(Value::String(text)) => return Ok(text),
+        Some(Value::String(text)) => return Ok(Content::Text(text)),
         Some(Value::Array(parts)) => parts,
         Some(other) => {
             return Err(FieldError::wrong_type(path, "a string or an array of text parts", &other));
         }
         None => return Err(FieldError::new(path, "missing_field", "is missing")),
     };
-    let mut text = String::new();
+    let mut texts = Vec::new();
     for (index, part) in parts.into_iter().enumerate() {
         let path = format!("{path}[{index}]");
         let Value::Object(map) = part else {
@@ -346,12 +402,12 @@ fn content(fields: &mut Fields) -> Result<String, FieldError> {
             return Err(FieldError::new(part.path("type"), "unsupported_value", problem));
         }
         match part.text("text")? {
-            Some(piece) => text.push_str(&piece),
+            Some(text) => texts.push(text),
             None => {
                 return Err(FieldError::new(part.path("text"), "missing_field", "is missing"));
             }
         }
         part.finish()?;
     }
-    Ok(text)
+    Ok(Content::Parts(texts))
 }

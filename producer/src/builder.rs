@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tritmill_queue::{
-    DatabaseIndex, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError,
-    Tenant, Timestamp, TraceParent, TraceParentError,
+    Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError, Tenant,
+    Timestamp, TraceParent, TraceParentError,
 };
 
 use crate::{
@@ -151,7 +151,7 @@ impl JobBuilder {
     /// Creates a job that continues a conversation of roles and texts, put into the model's chat
     /// template.
     pub fn chat<T: Into<String>>(model: &str, turns: impl IntoIterator<Item = (Role, T)>) -> Self {
-        let message = |(role, text): (Role, T)| Message { role, content: text.into(), name: None };
+        let message = |(role, text): (Role, T)| Message::new(role, text);
         Self::new(model, Prompt::Messages(turns.into_iter().map(message).collect()))
     }
 
@@ -187,26 +187,19 @@ impl JobBuilder {
         if self.job.attempts_max == 0 {
             return Err(BuildError::NoAttempts);
         }
-        let is_empty = match &self.job.prompt {
+        let is_empty = |prompt: &Prompt| match prompt {
             Prompt::Text(text) | Prompt::Question(text) => text.is_empty(),
             Prompt::Messages(messages) => messages.is_empty(),
             Prompt::Tokens(tokens) => tokens.is_empty(),
+            Prompt::Several(parts) => parts.is_empty(),
         };
-        if is_empty {
+        let parts = self.job.prompt.parts();
+        if parts.is_empty() || parts.iter().any(is_empty) {
             return Err(BuildError::EmptyPrompt);
         }
         self.job.traceparent = self.traceparent.transpose()?;
         self.job.seed = self.seed.unwrap_or_else(|| derived_seed(&[self.job.id.as_bytes()]));
         Ok(self.job)
-    }
-
-    /// Gives the job an id of this database, one of several: see
-    /// [`Client::next_database`](crate::Client::next_database). Jobs that are submitted together are recorded in
-    /// one transaction if they have the same one.
-    #[must_use]
-    pub fn database(mut self, database: DatabaseIndex) -> Self {
-        self.job.id = self.job.id.in_database(database);
-        self
     }
 
     /// Builds and submits the job. With an idempotency key, a second call with equal parameters
@@ -227,7 +220,7 @@ impl JobBuilder {
     /// for a job with other parameters; else as [`Client::submit`].
     pub async fn submit(mut self, client: &Client) -> Result<JobId, ClientError> {
         let Some(key) = self.idempotency_key.take() else {
-            return client.submit(self.database(client.next_database()).build()?).await;
+            return client.submit(self.build()?).await;
         };
         let request = self.request();
         let job = self.build()?;

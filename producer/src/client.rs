@@ -5,7 +5,6 @@
 //! store.
 
 mod clock;
-mod fast;
 mod following;
 mod measuring;
 mod waiting;
@@ -13,21 +12,18 @@ mod waiting;
 use std::{sync::Arc, time::Duration};
 
 use tritmill_queue::{
-    DatabaseIndex, DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store,
-    StoreError, Timestamp,
+    DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store, StoreError,
+    Timestamp,
     dispatch::{BacklogLimit, Cause, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::Events,
-    store::{
-        Conflict, Databases, JobRecord, QueueSettings, RedisConfigError, RedisStore, Submission,
-        SubmitError, Workers,
-    },
+    store::{Conflict, JobRecord, PostgresStore, QueueSettings, Submission, SubmitError, Workers},
 };
 
 use self::clock::StoreClock;
 pub use self::{following::EventFollower, waiting::Waited};
 use crate::{
     BuildError,
-    admission::{Admission, LetIn},
+    admission::{Admission, Reservation},
     canonical::{Purpose, hash},
     overload::Refused,
 };
@@ -57,6 +53,9 @@ pub enum ClientError {
     /// The store failed. The call may be repeated: an accepted job is not accepted twice.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The dispatcher refuses this program.
+    #[error(transparent)]
+    Dispatch(#[from] DispatchError),
     /// The job was never accepted, or its retention is over.
     #[error("no job {0}")]
     Unknown(JobId),
@@ -81,9 +80,6 @@ pub enum ConnectError {
     /// The Redis URL is invalid.
     #[error("cannot use Redis: {0}")]
     Redis(#[from] RedisUrlError),
-    /// This Redis is not safe as the only store of jobs.
-    #[error("cannot keep jobs in Redis alone: {0}")]
-    Unfit(#[from] RedisConfigError),
 }
 
 /// Connection of a producer to its queues. Clones share it.
@@ -95,18 +91,8 @@ pub struct Client {
     /// The limits of operators and of workers, if the store knows them.
     admission: Option<Arc<Admission>>,
     clock: Arc<StoreClock>,
-    mode: Mode,
-}
-
-/// The store of a client's jobs, and what the client offers beyond the traits.
-#[derive(Clone)]
-enum Mode {
-    /// A store and a dispatcher in this process.
-    Embedded,
-    /// Postgres and Redis: idempotency keys.
-    Servers { store: Arc<Databases>, redis: Arc<RedisDispatcher> },
-    /// Redis alone: one script accepts jobs and adds them to the queue.
-    Fast(RedisStore),
+    /// The servers of a fleet, for idempotency keys and metrics; `None` if all is in this process.
+    servers: Option<(Arc<PostgresStore>, Arc<RedisDispatcher>)>,
 }
 
 impl std::fmt::Debug for Client {
@@ -123,7 +109,7 @@ impl Client {
         events: Arc<dyn Events>,
     ) -> Self {
         let clock = Arc::default();
-        Self { store, dispatcher, events, admission: None, clock, mode: Mode::Embedded }
+        Self { store, dispatcher, events, admission: None, clock, servers: None }
     }
 
     /// Returns the same client; the queues' limits in this store apply, and jobs that would miss their deadlines
@@ -150,28 +136,22 @@ impl Client {
     /// # }
     /// ```
     pub async fn connect(redis: &str, database: &str) -> Result<Self, ConnectError> {
-        let store = Arc::new(Databases::connect(database).await?);
+        let store = Arc::new(PostgresStore::connect(database).await?);
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
         Ok(Self::from_servers(store, Arc::new(dispatcher)))
     }
 
     /// Creates a client of a Postgres store and a Redis dispatcher.
-    pub fn from_servers(store: Arc<Databases>, dispatcher: Arc<RedisDispatcher>) -> Self {
+    pub fn from_servers(store: Arc<PostgresStore>, dispatcher: Arc<RedisDispatcher>) -> Self {
         let client = Self {
             store: store.clone(),
             events: Arc::new(dispatcher.events()),
             dispatcher: dispatcher.clone(),
             admission: None,
             clock: Arc::default(),
-            mode: Mode::Servers { store: store.clone(), redis: dispatcher },
+            servers: Some((store.clone(), dispatcher)),
         };
         client.limited_by(store)
-    }
-
-    /// Returns the database for a new group of jobs: each of several ones in turn. Jobs have ids of the first
-    /// database unless [`JobBuilder::database`](crate::JobBuilder::database) says otherwise.
-    pub fn next_database(&self) -> DatabaseIndex {
-        self.store.next_database()
     }
 
     /// Submits one job.
@@ -185,22 +165,18 @@ impl Client {
         Ok(id)
     }
 
-    /// Submits jobs in bulk: a thousand per transaction, or as few as there is room for; in the fast
-    /// mode, some hundreds per script. Jobs with an id that is already known stay as they are.
+    /// Submits jobs in bulk: a thousand per transaction, or as few as there is room for. Jobs with an id that is
+    /// already known stay as they are.
     ///
     /// # Errors
     /// [`ClientError`]. Some jobs may be accepted then; repeat the same call.
     pub async fn submit_many(&self, jobs: &[Job]) -> Result<(), ClientError> {
         validate(jobs)?;
-        if let Mode::Fast(store) = &self.mode {
-            // Jobs that the store already has do not count again.
-            return Ok(store.accept(jobs).await?);
-        }
         let (mut accepted, mut size) = (0, SUBMIT_CHUNK);
         while accepted < jobs.len() {
             let chunk = &jobs[accepted..jobs.len().min(accepted + size)];
-            let _let_in = match self.room(chunk, |demand| demand).await {
-                Ok(let_in) => let_in,
+            let _reservation = match self.room(chunk, |demand| demand).await {
+                Ok(reservation) => reservation,
                 Err(refused) if chunk.len() == 1 => return Err(busy(refused, accepted)),
                 Err(_) => {
                     size = (chunk.len() / 8).max(1);
@@ -217,8 +193,7 @@ impl Client {
     /// Submits jobs of one tenant under an idempotency key and returns their ids. A second call with
     /// the same key submits nothing and returns the ids of the first. `request` identifies the
     /// request, in any bytes: it distinguishes a repetition from another request under the same key.
-    /// A key covers all the jobs, so a queue with room for the first job takes all. Where jobs are in several
-    /// databases, they get other ids than the given ones.
+    /// A key covers all the jobs, so a queue with room for the first job takes all.
     ///
     /// # Errors
     /// [`ClientError::Conflict`] if the key was used for another request, [`ClientError::NoKeys`]
@@ -229,18 +204,17 @@ impl Client {
         request: &[u8],
         jobs: &[Job],
     ) -> Result<Vec<JobId>, ClientError> {
-        let Mode::Servers { store, .. } = &self.mode else { return Err(ClientError::NoKeys) };
+        let Some((store, _)) = &self.servers else { return Err(ClientError::NoKeys) };
         validate(jobs)?;
         let first = jobs.get(..1).unwrap_or_default();
-        let _let_in =
+        let _reservation =
             self.room(first, |demand| demand).await.map_err(|refused| busy(refused, 0))?;
         let tenant = jobs.first().map(|job| job.tenant.clone()).unwrap_or_default();
         let request = hash(Purpose::Submission, &[request]);
-        let mut jobs = jobs.to_vec();
-        match store.submit_idempotent(&tenant, key, &request, &mut jobs).await {
+        match store.submit_idempotent(&tenant, key, &request, jobs).await {
             Ok(Submission::Known(ids)) => Ok(ids),
             Ok(Submission::New) => {
-                self.enqueue(&Job::entries(to_run(&jobs))).await;
+                self.enqueue(&Job::entries(to_run(jobs))).await;
                 Ok(jobs.iter().map(|job| job.id).collect())
             }
             Err(SubmitError::Conflict(conflict)) => Err(conflict.into()),
@@ -285,16 +259,16 @@ impl Client {
         &self,
         jobs: &[Job],
         demanding: fn(Demand) -> Demand,
-    ) -> Result<Vec<LetIn>, Refused> {
+    ) -> Result<Vec<Reservation>, Refused> {
         let mut all = Vec::new();
         let entries: Vec<Entry> = to_run(jobs).map(Job::entry).collect();
-        for demand in Demand::of(&entries).into_iter().map(demanding) {
+        for demand in Demand::by_queue(&entries).into_iter().map(demanding) {
             let quotas = match &self.admission {
                 Some(admission) => admission.quotas(&demand.queue).await,
                 None => Quotas::default(),
             };
-            let line = match self.dispatcher.admit(&demand, &quotas).await {
-                Ok(line) => line,
+            let backlog = match self.dispatcher.admit(&demand, &quotas).await {
+                Ok(backlog) => backlog,
                 Err(DispatchError::Busy { limit, retry_after, .. }) => {
                     let serving = match &self.admission {
                         Some(admission) => admission.serving(&demand.queue).await,
@@ -307,9 +281,21 @@ impl Client {
             };
             let Some(admission) = &self.admission else { continue };
             let jobs = to_run(jobs).filter(|job| job.queue == demand.queue);
-            all.extend(admission.let_in(&demand, jobs, &quotas, line).await?);
+            all.extend(admission.reserve(&demand, jobs, &quotas, backlog).await?);
         }
         Ok(all)
+    }
+
+    /// Checks that the dispatcher of a fleet lets this program use queues. One that is down for a moment is no error.
+    ///
+    /// # Errors
+    /// [`ClientError::Dispatch`].
+    pub async fn check_dispatcher(&self) -> Result<(), ClientError> {
+        let Some((_, dispatcher)) = &self.servers else { return Ok(()) };
+        match dispatcher.check().await {
+            Err(refused @ DispatchError::Refused(_)) => Err(refused.into()),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Returns a job's state, without its prompt and result.

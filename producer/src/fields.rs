@@ -38,6 +38,30 @@ pub fn brief(value: &Value) -> String {
     }
 }
 
+/// Returns whether a value is null, `[]` or `{}`.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+/// Returns a whole number as an integer: JSON has one kind of number, and `4.0` is `4`. Others stay.
+pub fn whole(value: Value) -> Value {
+    /// Above it, a double may stand for another integer than was written.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value.as_f64() {
+        Some(number) if value.is_f64() && number.fract() == 0.0 && number.abs() <= EXACT => {
+            #[expect(clippy::cast_possible_truncation, reason = "it is whole and in range")]
+            let integer = number as i64;
+            Value::from(integer)
+        }
+        _ => value,
+    }
+}
+
 /// Shortens untrusted text for a message, on one line.
 pub fn shorten(text: &str) -> String {
     const LONGEST: usize = 48;
@@ -75,6 +99,11 @@ impl Fields {
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // Swapping changes the order of the rest, which only decides which unknown field is named.
         self.map.swap_remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Puts a field back.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.map.insert(name.to_owned(), value);
     }
 
     /// Takes a boolean.
@@ -119,13 +148,13 @@ impl Fields {
     /// # Errors
     /// The field, if it is another value.
     pub fn count(&mut self, name: &str) -> Result<Option<u32>, FieldError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
+        let Some(value) = self.take(name).map(whole) else { return Ok(None) };
         match value.as_u64().map(u32::try_from) {
             Some(Ok(count)) => Ok(Some(count)),
             _ if value.is_i64() || value.is_u64() => Err(FieldError::new(
                 self.path(name),
                 "invalid_value",
-                format!("must be between 0 and {}, got {value}", u32::MAX),
+                format!("must be at most {} and not negative, got {value}", u32::MAX),
             )),
             _ => Err(FieldError::wrong_type(self.path(name), "an integer", &value)),
         }
@@ -136,7 +165,7 @@ impl Fields {
     /// # Errors
     /// The field, if it is another value.
     pub fn bits(&mut self, name: &str) -> Result<Option<u64>, FieldError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
+        let Some(value) = self.take(name).map(whole) else { return Ok(None) };
         match (value.as_u64(), value.as_i64()) {
             (Some(bits), _) => Ok(Some(bits)),
             (None, Some(signed)) => Ok(Some(signed.cast_unsigned())),
@@ -158,12 +187,13 @@ impl Fields {
         }
     }
 
-    /// Checks that no field is left.
+    /// Checks that no field with content is left: clients write fields that they have nothing for as null, `[]` or
+    /// `{}`.
     ///
     /// # Errors
     /// The first field that is left.
     pub fn finish(mut self) -> Result<(), FieldError> {
-        self.map.retain(|_, value| !value.is_null());
+        self.map.retain(|_, value| !is_empty(value));
         match self.map.keys().next() {
             None => Ok(()),
             Some(name) => Err(FieldError::new(

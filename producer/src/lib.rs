@@ -12,6 +12,7 @@ mod canonical;
 mod client;
 mod fields;
 pub mod http;
+mod json_line;
 mod lines;
 mod outage;
 mod overload;
@@ -25,19 +26,17 @@ pub use body::{Body, Endpoint, parse_body};
 pub use builder::{BuildError, JobBuilder};
 pub use client::{Client, ClientError, ConnectError, EventFollower, Waited};
 pub use fields::{FieldError, Fields};
+pub use json_line::json_line;
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine, TooLong};
 pub use progress::BatchProgress;
 pub use relay::{Relay, RelayProgress};
 pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
 pub use tritmill_queue::{
-    Choice, Completion, DatabaseIndex, DispatchError, Dispatcher, ErrorKind, EventId, FinishReason,
-    FinishedJob, Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt,
-    QueueName, QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
+    Choice, Completion, DispatchError, Dispatcher, ErrorKind, EventId, FinishReason, FinishedJob,
+    Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt, QueueName,
+    QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
     TokenLogprob, TopLogprob, TraceParent, TraceParentError, Usage,
     dispatch::{Cause, Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
     events::{Events, MemoryEvents},
-    store::{
-        AnsweredLine, Conflict, Databases, IngestedLine, JobRecord, RedisConfigError, RedisStore,
-        SqliteStore,
-    },
+    store::{AnsweredLine, Conflict, IngestedLine, JobRecord, PostgresStore, SqliteStore},
 };

@@ -10,6 +10,8 @@ pub const LINE_BYTES_MAX: usize = 4 << 20;
 pub struct RawLine {
     /// Its number, from 1; blank lines count but are not returned.
     pub number: u64,
+    /// Where it begins in the file, in bytes.
+    pub offset: u64,
     /// Its bytes without the line end, or the length and hash of a line above
     /// [`LINE_BYTES_MAX`].
     pub content: Result<Vec<u8>, TooLong>,
@@ -52,6 +54,7 @@ impl<R: BufRead> LineReader<R> {
     /// Returns the next line that is not blank. Removes a byte order mark before the first line.
     pub fn next_line(&mut self) -> io::Result<Option<RawLine>> {
         loop {
+            let offset = self.bytes_read;
             let Some(mut content) = self.take_line()? else { return Ok(None) };
             self.number += 1;
             if let Ok(bytes) = &mut content {
@@ -65,7 +68,7 @@ impl<R: BufRead> LineReader<R> {
                     continue;
                 }
             }
-            return Ok(Some(RawLine { number: self.number, content }));
+            return Ok(Some(RawLine { number: self.number, offset, content }));
         }
     }
 
@@ -137,9 +140,10 @@ mod tests {
         let long = reader.next_line().expect("memory").expect("a line");
         let expected = blake3::hash(&bytes[..=LINE_BYTES_MAX]);
         let skipped = TooLong { bytes: LINE_BYTES_MAX as u64 + 1, hash: *expected.as_bytes() };
-        assert_eq!(long, RawLine { number: 1, content: Err(skipped) });
+        assert_eq!(long, RawLine { number: 1, offset: 0, content: Err(skipped) });
         let next = reader.next_line().expect("memory").expect("a line");
-        assert_eq!(next, RawLine { number: 2, content: Ok(b"next".to_vec()) });
+        let offset = LINE_BYTES_MAX as u64 + 2;
+        assert_eq!(next, RawLine { number: 2, offset, content: Ok(b"next".to_vec()) });
     }
 
     #[test]

@@ -2,22 +2,22 @@
 //! off the backlog, against its deadline and the queue's longest wait. Pure: no clock, no I/O.
 //!
 //! A job of *c* tokens takes *c* × slots ÷ rate in a busy worker, because all slots share the rate. It fits if
-//! its wait and this time end before its deadline. Once a limit has refused a job, it lets the next one in only
+//! its wait and this time end before its deadline. Once a limit has refused a job, it admits the next one only
 //! when the wait is a fifth below the limit, so that a full queue does not switch with every answer.
 
 use std::time::Duration;
 
 use tritmill_queue::{
     Job, Priority, Timestamp,
-    dispatch::{Cause, Limit, Line},
+    dispatch::{BacklogByPriority, Cause, Limit},
     store::Serving,
 };
 
-/// Share of the time to a deadline that may be used: predictions are not exact. With 0.8, 1.35 % of the jobs let in
+/// Share of the time to a deadline that may be used: predictions are not exact. With 0.8, 1.35 % of the jobs admitted
 /// during an overload of ten times the capacity were late (`bench e2e --overload`).
 const DEADLINE_SHARE: f64 = 0.64;
-/// Share of a limit below which it lets jobs in again.
-const REOPEN_SHARE: f64 = 0.8;
+/// Share of a limit below which it admits jobs again.
+const RESUME_SHARE: f64 = 0.8;
 /// Bounds of the time after which to try again.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -61,7 +61,7 @@ pub(crate) struct Group {
 
 impl Group {
     /// Returns the groups of jobs of one queue. Deadlines that have passed do not count: the store ends these jobs.
-    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a Job>, now: Timestamp) -> Vec<Self> {
+    pub fn by_priority<'a>(jobs: impl IntoIterator<Item = &'a Job>, now: Timestamp) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for job in jobs {
             let cost = u64::from(job.cost());
@@ -81,12 +81,12 @@ impl Group {
     }
 }
 
-/// What a queue is like when jobs arrive.
+/// The load of a queue when jobs arrive.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Situation {
-    pub line: Line,
-    /// Tokens that were let in and are not in the line yet, by priority.
-    pub let_in: [u64; 3],
+pub(crate) struct QueueLoad {
+    pub backlog: BacklogByPriority,
+    /// Tokens of admitted jobs that are not in the backlog yet, by priority.
+    pub reserved: [u64; 3],
     pub serving: Serving,
     /// The time on the clock of deadlines.
     pub now: Timestamp,
@@ -96,70 +96,71 @@ pub(crate) struct Situation {
 
 /// Decides about jobs of one queue and priority, and remembers which limits are reached.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Gate {
-    /// Limits up to this one, in seconds, let jobs in only a fifth below their value. Includes limits that are
-    /// longer than the one that refused a job by less than this fifth.
-    shut_up_to_s: f64,
+pub(crate) struct WaitLimiter {
+    /// Limits up to this one, in seconds, are reached: they admit jobs only a fifth below their value. Includes limits
+    /// that are longer than the one that refused a job by less than this fifth.
+    reached_up_to_s: f64,
 }
 
-impl Gate {
-    /// Lets the jobs in, or returns the limit that they would exceed.
-    pub fn pass(&mut self, group: &Group, now: &Situation) -> Result<(), Refused> {
-        let Some(rate) = now.serving.drain_tokens_per_s else { return Ok(()) };
-        let let_in: u64 = now.let_in[..=group.priority as usize].iter().sum();
-        let before = now.line.tokens_before(group.priority) + let_in as f64;
+impl WaitLimiter {
+    /// Checks that the jobs exceed no limit; returns the one that they would exceed.
+    pub fn check(&mut self, group: &Group, load: &QueueLoad) -> Result<(), Refused> {
+        let Some(rate) = load.serving.drain_tokens_per_s else { return Ok(()) };
+        let reserved: u64 = load.reserved[..=group.priority as usize].iter().sum();
+        let before = load.backlog.tokens_before(group.priority) + reserved as f64;
         let is_one = group.tokens == group.largest;
-        if is_one && before < 1.0 && now.serving.has_free_slots() {
+        if is_one && before < 1.0 && load.serving.has_free_slots() {
             // It starts at once, and faster than in a busy worker.
             return Ok(());
         }
         let wait_s = (before + (group.tokens - group.largest) as f64) / rate;
-        let own_s = group.largest as f64 * now.serving.slots as f64 / rate;
-        let Some((limit, limit_s)) = strictest(group, now, own_s) else { return Ok(()) };
-        let is_shut = limit_s <= self.shut_up_to_s;
-        let allowed_s = if is_shut { REOPEN_SHARE * limit_s } else { limit_s };
+        let own_s = group.largest as f64 * load.serving.slots as f64 / rate;
+        let Some((limit, limit_s)) = strictest(group, load, own_s) else { return Ok(()) };
+        let is_reached = limit_s <= self.reached_up_to_s;
+        let allowed_s = if is_reached { RESUME_SHARE * limit_s } else { limit_s };
         if wait_s <= allowed_s {
-            if is_shut {
-                self.shut_up_to_s = limit_s.next_down();
+            if is_reached {
+                self.reached_up_to_s = limit_s.next_down();
             }
             return Ok(());
         }
-        self.shut_up_to_s = self.shut_up_to_s.max(limit_s / REOPEN_SHARE);
+        self.reached_up_to_s = self.reached_up_to_s.max(limit_s / RESUME_SHARE);
         let retry_s = if limit_s > 0.0 {
-            wait_s - REOPEN_SHARE * limit_s
+            wait_s - RESUME_SHARE * limit_s
         } else {
-            // An empty line does not help; fewer jobs in the workers may.
+            // An empty queue does not help; fewer jobs in the workers may.
             wait_s.max(own_s).max(RETRY_MIN_LATE.as_secs_f64())
         };
         let retry_after = Duration::try_from_secs_f64(retry_s);
         let retry_after = retry_after.unwrap_or(RETRY_MAX).clamp(RETRY_MIN, RETRY_MAX);
-        Err(Refused { limit, cause: now.serving.cause(), retry_after })
+        Err(Refused { limit, cause: load.serving.cause(), retry_after })
     }
 }
 
 /// Returns the limit that leaves the least time to wait, and this time in seconds, negative for a job that would be
 /// late without any wait; `None` without any limit.
-fn strictest(group: &Group, now: &Situation, own_s: f64) -> Option<(Limit, f64)> {
+fn strictest(group: &Group, load: &QueueLoad, own_s: f64) -> Option<(Limit, f64)> {
     let deadline = group.expires_at.map(|at| {
-        let left_s = DEADLINE_SHARE * at.since(now.now).as_secs_f64() - own_s;
+        let left_s = DEADLINE_SHARE * at.since(load.now).as_secs_f64() - own_s;
         (Limit::Deadline(Duration::from_secs_f64(left_s.max(0.0))), left_s)
     });
-    let longest = now.max_wait.map(|wait| (Limit::MaxWait(wait), wait.as_secs_f64()));
+    let longest = load.max_wait.map(|wait| (Limit::MaxWait(wait), wait.as_secs_f64()));
     deadline.into_iter().chain(longest).min_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
 #[cfg(test)]
 mod tests {
-    use tritmill_queue::dispatch::LinePart;
+    use tritmill_queue::dispatch::PriorityBacklog;
 
     use super::*;
 
     const NOW: Timestamp = Timestamp(1_000_000);
 
     /// A queue of 100 tokens/s in 10 slots with this many waiting tokens of priority high.
-    fn waiting(tokens: u64) -> Situation {
-        let mut line = Line::default();
-        *line.of(Priority::High) = LinePart { entries: tokens / 10, tokens, before: tokens };
+    fn waiting(tokens: u64) -> QueueLoad {
+        let mut backlog = BacklogByPriority::default();
+        *backlog.part_mut(Priority::High) =
+            PriorityBacklog { entries: tokens / 10, tokens, before: tokens };
         let serving = Serving {
             now: NOW,
             workers: 1,
@@ -168,7 +169,7 @@ mod tests {
             drain_tokens_per_s: Some(100.0),
             ..Serving::default()
         };
-        Situation { line, let_in: [0; 3], serving, now: NOW, max_wait: None }
+        QueueLoad { backlog, reserved: [0; 3], serving, now: NOW, max_wait: None }
     }
 
     /// A job that may use four fifths of this many seconds.
@@ -179,20 +180,21 @@ mod tests {
         Group { priority: Priority::High, tokens, largest: tokens, expires_at }
     }
 
-    fn passes(group: &Group, now: &Situation) -> bool {
-        Gate::default().pass(group, now).is_ok()
+    fn admits(group: &Group, load: &QueueLoad) -> bool {
+        WaitLimiter::default().check(group, load).is_ok()
     }
 
     #[test]
     fn job_that_would_miss_its_deadline_is_refused() {
         // It needs 2 s itself, and may use 16 of 20 s: 14 s of waiting are 1400 tokens.
-        assert!(passes(&job(20, Some(20)), &waiting(1400)));
-        assert!(!passes(&job(20, Some(20)), &waiting(1410)));
-        assert!(passes(&job(20, None), &waiting(1_000_000)));
-        let Refused { limit, cause, retry_after } =
-            Gate::default().pass(&job(20, Some(20)), &waiting(2600)).expect_err("it is late");
+        assert!(admits(&job(20, Some(20)), &waiting(1400)));
+        assert!(!admits(&job(20, Some(20)), &waiting(1410)));
+        assert!(admits(&job(20, None), &waiting(1_000_000)));
+        let Refused { limit, cause, retry_after } = WaitLimiter::default()
+            .check(&job(20, Some(20)), &waiting(2600))
+            .expect_err("it is late");
         assert_eq!((limit, cause), (Limit::Deadline(Duration::from_secs(14)), Cause::Cpu));
-        // 26 s are before it; at 11.2 s the limit lets jobs in again.
+        // 26 s are before it; at 11.2 s the limit admits jobs again.
         assert_eq!(retry_after, Duration::from_millis(14_800));
     }
 
@@ -200,7 +202,7 @@ mod tests {
     fn job_that_does_not_fit_at_all_is_not_to_be_tried_again_at_once() {
         let retry_after = |tokens, within, waiting_tokens| {
             let refused =
-                Gate::default().pass(&job(tokens, Some(within)), &waiting(waiting_tokens));
+                WaitLimiter::default().check(&job(tokens, Some(within)), &waiting(waiting_tokens));
             refused.expect_err("it is late").retry_after
         };
         assert_eq!(retry_after(100, 10, 0), Duration::from_secs(10), "its own time");
@@ -208,64 +210,71 @@ mod tests {
         let mut fast = waiting(0);
         fast.serving.drain_tokens_per_s = Some(1e4);
         let none = Group { expires_at: Some(Timestamp(NOW.0 + 10)), ..job(20, None) };
-        let refused = Gate::default().pass(&none, &fast).expect_err("it is late");
+        let refused = WaitLimiter::default().check(&none, &fast).expect_err("it is late");
         assert_eq!(refused.retry_after, RETRY_MIN_LATE);
     }
 
     #[test]
-    fn unknown_rate_and_free_slots_let_every_job_in() {
+    fn unknown_rate_and_free_slots_admit_every_job() {
         let mut unknown = waiting(1_000_000);
         unknown.serving.drain_tokens_per_s = None;
-        assert!(passes(&job(20, Some(1)), &unknown));
+        assert!(admits(&job(20, Some(1)), &unknown));
         let mut idle = waiting(0);
-        assert!(!passes(&job(100, Some(10)), &idle), "it needs 10 s in a full worker");
+        assert!(!admits(&job(100, Some(10)), &idle), "it needs 10 s in a full worker");
         idle.serving.running = 7;
-        assert!(passes(&job(100, Some(10)), &idle));
+        assert!(admits(&job(100, Some(10)), &idle));
         let two = Group { tokens: 200, ..job(100, Some(10)) };
-        assert!(!passes(&two, &idle), "only one of them starts at once");
-        idle.let_in[Priority::High as usize] = 100;
-        assert!(!passes(&job(100, Some(10)), &idle), "another took the slot");
+        assert!(!admits(&two, &idle), "only one of them starts at once");
+        idle.reserved[Priority::High as usize] = 100;
+        assert!(!admits(&job(100, Some(10)), &idle), "another took the slot");
     }
 
     #[test]
     fn longest_wait_of_the_queue_applies_to_all_jobs() {
-        let mut now = waiting(600);
-        now.max_wait = Some(Duration::from_secs(5));
-        let refused = Gate::default().pass(&job(1, None), &now).expect_err("it waits longer");
+        let mut load = waiting(600);
+        load.max_wait = Some(Duration::from_secs(5));
+        let refused =
+            WaitLimiter::default().check(&job(1, None), &load).expect_err("it waits longer");
         assert_eq!(refused.limit, Limit::MaxWait(Duration::from_secs(5)));
-        now.line.of(Priority::High).before = 500;
-        assert!(passes(&job(1, None), &now));
-        now.let_in[Priority::Low as usize] = 500;
-        assert!(passes(&job(1, None), &now), "lower priorities do not go first");
-        now.let_in[Priority::High as usize] = 10;
-        assert!(!passes(&job(1, None), &now));
+        load.backlog.part_mut(Priority::High).before = 500;
+        assert!(admits(&job(1, None), &load));
+        load.reserved[Priority::Low as usize] = 500;
+        assert!(admits(&job(1, None), &load), "lower priorities do not go first");
+        load.reserved[Priority::High as usize] = 10;
+        assert!(!admits(&job(1, None), &load));
     }
 
     #[test]
-    fn full_limit_lets_jobs_in_again_a_fifth_below_it() {
+    fn reached_limit_admits_jobs_again_a_fifth_below_it() {
         // A limit of 16 s.
-        let (mut gate, job) = (Gate::default(), job(40, Some(25)));
-        let mut pass = |tokens| gate.pass(&job, &waiting(tokens)).is_ok();
-        assert!(pass(1600) && !pass(1700));
-        assert!(!pass(1500) && !pass(1290), "still shut");
-        assert!(pass(1280) && pass(1600), "open again");
-        assert!(!pass(1610) && !pass(1600));
+        let (mut limiter, job) = (WaitLimiter::default(), job(40, Some(25)));
+        let mut admits = |tokens| limiter.check(&job, &waiting(tokens)).is_ok();
+        assert!(admits(1600) && !admits(1700));
+        assert!(!admits(1500) && !admits(1290), "still reached");
+        assert!(admits(1280) && admits(1600), "not reached any more");
+        assert!(!admits(1610) && !admits(1600));
         // One answer at a time does not switch it with every answer.
-        let decisions: Vec<bool> = (0..40).map(|n| pass(1600 - 10 * n)).collect();
+        let decisions: Vec<bool> = (0..40).map(|n| admits(1600 - 10 * n)).collect();
         assert_eq!(decisions.windows(2).filter(|two| two[0] != two[1]).count(), 1);
     }
 
     #[test]
     fn short_deadlines_do_not_keep_out_jobs_with_time() {
-        let (mut gate, now) = (Gate::default(), waiting(1500));
-        assert!(gate.pass(&job(20, Some(20)), &now).is_err());
-        assert!(gate.pass(&job(20, Some(60)), &now).is_ok());
-        assert!(gate.pass(&job(20, Some(20)), &waiting(1300)).is_err(), "still shut for these");
-        assert!(gate.pass(&job(20, Some(10)), &waiting(400)).is_ok(), "opens for all longer ones");
-        assert!(gate.pass(&job(20, Some(20)), &waiting(1300)).is_ok());
+        let (mut limiter, load) = (WaitLimiter::default(), waiting(1500));
+        assert!(limiter.check(&job(20, Some(20)), &load).is_err());
+        assert!(limiter.check(&job(20, Some(60)), &load).is_ok());
+        assert!(
+            limiter.check(&job(20, Some(20)), &waiting(1300)).is_err(),
+            "still reached for these"
+        );
+        assert!(
+            limiter.check(&job(20, Some(10)), &waiting(400)).is_ok(),
+            "ends it for all longer ones"
+        );
+        assert!(limiter.check(&job(20, Some(20)), &waiting(1300)).is_ok());
         // A job that has some milliseconds more than the refused one is no exception.
-        assert!(gate.pass(&job(20, Some(20)), &waiting(1500)).is_err());
-        assert!(gate.pass(&job(19, Some(20)), &waiting(1400)).is_err());
+        assert!(limiter.check(&job(20, Some(20)), &waiting(1500)).is_err());
+        assert!(limiter.check(&job(19, Some(20)), &waiting(1400)).is_err());
     }
 
     #[test]
@@ -285,10 +294,10 @@ mod tests {
         let low = Group { priority: Priority::Low, tokens: 20, largest: 20, expires_at: None };
         let three = Some(NOW.after(Duration::from_secs(3)));
         let high = Group { tokens: 150, largest: 100, expires_at: three, ..job(0, None) };
-        assert_eq!(Group::of(&jobs, NOW), [low, high]);
+        assert_eq!(Group::by_priority(&jobs, NOW), [low, high]);
         let later = NOW.after(Duration::from_secs(3));
         let high = Group { expires_at: jobs[1].expires_at, ..high };
-        assert_eq!(Group::of(&jobs, later), [low, high], "one deadline has passed");
+        assert_eq!(Group::by_priority(&jobs, later), [low, high], "one deadline has passed");
     }
 
     #[test]

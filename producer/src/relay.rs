@@ -12,8 +12,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tritmill_queue::{
-    ClaimRef, Claimant, FinishedAttempt, FinishedJob, Job, JobId, JobState, Outcome, QueueName,
-    Store, StoreError, Usage,
+    ClaimRef, Claimant, ErrorKind, FinishedAttempt, FinishedJob, Job, JobError, JobId, JobState,
+    Outcome, QueueName, Store, StoreError, Usage,
 };
 
 use crate::client::{Client, ClientError};
@@ -53,6 +53,8 @@ pub struct Relay {
     /// The last local job that was submitted.
     cursor: Option<JobId>,
     sent_all: bool,
+    /// Jobs to submit at a time: fewer after one that the remote store refuses, to find it.
+    chunk: u32,
     /// Time of the next check of unfinished jobs, and the last job that was checked.
     check_at: Instant,
     checked: Option<JobId>,
@@ -83,6 +85,7 @@ impl Relay {
             in_flight: BTreeMap::new(),
             cursor: None,
             sent_all: false,
+            chunk: CHUNK,
             check_at: Instant::now() + CHECK_EVERY,
             checked: None,
         }
@@ -126,7 +129,7 @@ impl Relay {
     /// Claims the next jobs and submits them, while there is room.
     async fn send(&mut self) -> Result<(), StoreError> {
         while self.in_flight.len() < IN_FLIGHT && !self.sent_all {
-            let entries = self.local.queued(&self.queue, self.cursor, CHUNK).await?;
+            let entries = self.local.queued(&self.queue, self.cursor, self.chunk).await?;
             self.sent_all = entries.is_empty();
             let ids: Vec<JobId> = entries.iter().map(|entry| entry.id).collect();
             let by = Claimant::new("relay", LEASE);
@@ -136,12 +139,23 @@ impl Relay {
             let jobs: Vec<Job> =
                 claims.into_iter().map(|claim| Job { attempts_max, ..claim.job }).collect();
             let Err(error) = self.remote.submit_many(&jobs).await else {
+                self.chunk = (self.chunk * 2).min(CHUNK);
                 self.in_flight.extend(held.into_iter().map(|held| (held.id, held)));
                 self.cursor = ids.last().copied().or(self.cursor);
                 continue;
             };
             let (accepted, pause) = match error {
                 ClientError::Busy { accepted, retry_after, .. } => (accepted, retry_after),
+                ClientError::Store(StoreError::InvalidValue { .. }) if jobs.len() > 1 => {
+                    self.local.hand_back(&held).await?;
+                    self.chunk = 1;
+                    continue;
+                }
+                ClientError::Store(error @ StoreError::InvalidValue { .. }) => {
+                    self.refuse(&held, &error).await?;
+                    self.cursor = ids.last().copied().or(self.cursor);
+                    continue;
+                }
                 error => {
                     tracing::warn!(%error, "jobs not submitted, trying again");
                     (0, RETRY)
@@ -155,6 +169,23 @@ impl Relay {
             sleep(pause.min(RETRY)).await;
             return Ok(());
         }
+        Ok(())
+    }
+
+    /// Records the refusal of jobs that the remote store cannot hold.
+    async fn refuse(&self, held: &[ClaimRef], error: &StoreError) -> Result<(), StoreError> {
+        tracing::error!(%error, "a line is refused by the database");
+        let error = JobError::new(ErrorKind::InvalidRequest, "not_storable", error.to_string());
+        let attempt = |held: &ClaimRef| FinishedAttempt {
+            claim: *held,
+            outcome: Outcome::Error(error.clone()),
+            first_token: None,
+        };
+        let refused: Vec<FinishedAttempt> = held.iter().map(attempt).collect();
+        let settled = self.local.finish(&refused).await?;
+        let settled = settled.iter().map(|settled| settled.state).collect();
+        // Fails if the receiver is gone; that is not an error.
+        let _ = self.progress.send(RelayProgress { settled, usage: Usage::default() }).await;
         Ok(())
     }
 

@@ -75,14 +75,17 @@ pub fn parse_request(line: &RawLine) -> Result<Request, Box<RefusedLine>> {
     let bytes = match &line.content {
         Ok(bytes) => bytes,
         Err(long) => {
-            let problem = format!("is {} bytes long, the limit is {LINE_BYTES_MAX}", long.bytes);
+            let problem = format!(
+                "is {} bytes long, the limit is {LINE_BYTES_MAX} (at byte {} of the file)",
+                long.bytes, line.offset
+            );
             let refusal = not_a_request(number, None, "line_too_long", &problem);
             let key = refused_key(number, &long.hash);
             return Err(Box::new(RefusedLine { key, custom_id: None, refusal }));
         }
     };
     let mut custom_id = None;
-    parse(number, bytes, &mut custom_id).map_err(|refusal| {
+    parse(line, bytes, &mut custom_id).map_err(|refusal| {
         let key = refused_key(number, blake3::hash(bytes).as_bytes());
         Box::new(RefusedLine { key, custom_id, refusal })
     })
@@ -150,14 +153,27 @@ fn bad_body(line: u64, error: &FieldError) -> Refusal {
     }
 }
 
-fn parse(number: u64, bytes: &[u8], known_id: &mut Option<String>) -> Result<Request, Refusal> {
+fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<Request, Refusal> {
+    let number = line.number;
     let text = std::str::from_utf8(bytes).map_err(|error| {
-        let problem = format!("is not UTF-8 at byte {}", error.valid_up_to());
+        let at = line.offset + error.valid_up_to() as u64;
+        let problem =
+            format!("is not UTF-8 at byte {} (byte {at} of the file)", error.valid_up_to());
         not_a_request(number, None, "invalid_utf8", &problem)
     })?;
     let value: Value = serde_json::from_str(text).map_err(|error| {
-        let problem = format!("is not JSON: {}", json_problem(&error));
-        not_a_request(number, None, "invalid_json", &problem)
+        let at = line.offset + (error.column() as u64).saturating_sub(1);
+        let cause = format!("{} (byte {at} of the file)", json_problem(&error));
+        match name_of(text) {
+            // JSON, but with a value that no string, number or depth here can hold.
+            Some(name) => {
+                *known_id = Some(name);
+                let message = format!("line {number} has a value that cannot be read: {cause}");
+                let code = "invalid_json".to_owned();
+                Refusal { status: Some(400), code, message, param: None, line: number }
+            }
+            None => not_a_request(number, None, "invalid_json", &format!("is not JSON: {cause}")),
+        }
     })?;
     let Value::Object(mut map) = value else {
         let problem = format!("must be a JSON object, got {}", brief(&value));
@@ -177,6 +193,20 @@ fn parse(number: u64, bytes: &[u8], known_id: &mut Option<String>) -> Result<Req
     let key = hash(Purpose::Key, &parts);
     let body = Body { seed: Some(seed), ..body };
     Ok(Request { number, custom_id, key, endpoint, body })
+}
+
+/// Returns the name of a line that is JSON by its grammar although its values cannot be read: with half of a surrogate pair, a
+/// number out of range, or deep nesting.
+fn name_of(text: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Named {
+        custom_id: String,
+    }
+    let Named { custom_id } = serde_json::from_str(text).ok()?;
+    let is_fine = !custom_id.is_empty()
+        && custom_id.len() <= CUSTOM_ID_BYTES_MAX
+        && !custom_id.chars().any(char::is_control);
+    is_fine.then_some(custom_id)
 }
 
 /// Returns the message of `serde_json` with the column only: the text is always one line.

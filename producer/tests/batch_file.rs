@@ -6,15 +6,15 @@ use std::{fs, path::Path, time::Duration};
 
 use tritmill_client::{BatchFile, Identity, Notice, Settings};
 use tritmill_queue::{
-    Claimant, DatabaseIndex, ErrorKind, FinishedAttempt, JobError, Outcome, QueueName, Store as _,
+    Claimant, ErrorKind, FinishedAttempt, JobError, Outcome, QueueName, Store as _,
 };
 
 fn settings(folder: &Path) -> Settings {
     Settings {
         input: folder.join("in.jsonl"),
         output: folder.join("out.jsonl"),
+        state: None,
         ordered: false,
-        database: DatabaseIndex::FIRST,
         restart: false,
         retry_failed: false,
         identity: Identity { model: "tiny".into(), numerics_class: "class".into() },

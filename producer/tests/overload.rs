@@ -13,7 +13,7 @@ use tritmill_queue::{
     Pull,
     dispatch::BacklogLimit,
     store::{
-        Databases, QueueSettings, Workers,
+        PostgresStore, QueueSettings, Workers,
         workers::{Heartbeat, WorkerMetrics},
     },
 };
@@ -46,8 +46,8 @@ async fn each<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
     })
     .await;
     let (redis, postgres) = (Redis::start().unwrap(), Postgres::start().unwrap());
-    Databases::migrate(&postgres.url()).await.unwrap();
-    let store = Arc::new(Databases::connect(&postgres.url()).await.unwrap());
+    PostgresStore::migrate(&postgres.url()).await.unwrap();
+    let store = Arc::new(PostgresStore::connect(&postgres.url()).await.unwrap());
     let dispatcher = Arc::new(RedisDispatcher::new(&redis.url(), BacklogLimit::default()).unwrap());
     let (kept, given) = (store.clone(), dispatcher.clone());
     rule(Rig {

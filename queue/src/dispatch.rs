@@ -7,63 +7,23 @@
 //! [`MemoryDispatcher`] serves one process, [`RedisDispatcher`] many.
 
 mod backlog;
-mod line;
+mod entry;
 mod memory;
 mod redis;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use backlog::{Backlog, BacklogLimit, Cause, Demand, Limit, Missing, Quotas};
-pub use line::{Line, LinePart};
+pub use backlog::{
+    Backlog, BacklogByPriority, BacklogLimit, Cause, Demand, Limit, Missing, PriorityBacklog,
+    Quotas,
+};
+pub use entry::{Delivery, Entry, Pull};
 pub use memory::MemoryDispatcher;
-pub(crate) use redis::{BLOCK_MAX, Connections, keys, refusal, scripts};
+pub(crate) use redis::{BLOCK_MAX, Connections, scripts, unavailable};
 pub use redis::{BlockingConnections, Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
 
-use crate::job::{JobId, Priority, QueueName, Tenant};
-
-/// A job as a dispatcher keeps it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The job.
-    pub id: JobId,
-    /// Its queue.
-    pub queue: QueueName,
-    /// Its priority.
-    pub priority: Priority,
-    /// Its tenant.
-    pub tenant: Tenant,
-    /// Tokens it is expected to use, for fairness between tenants and for admission.
-    pub cost: u32,
-    /// Hash of the begin of the job's prompt; decides about the shard of its queue.
-    pub shard_key: u16,
-}
-
-/// An entry handed to a consumer until it is acknowledged or handed back.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Delivery {
-    /// The job.
-    pub id: JobId,
-    /// Identifies this delivery to the dispatcher (a stream key and entry id).
-    pub receipt: String,
-    /// How often the entry was delivered, including this time. Not the number of attempts.
-    pub deliveries: u32,
-}
-
-/// A request for entries.
-#[derive(Debug, Clone)]
-pub struct Pull<'a> {
-    /// The queue to take from.
-    pub queue: &'a QueueName,
-    /// Name of the process incarnation.
-    pub consumer: &'a str,
-    /// Maximum number of entries to take.
-    pub max: usize,
-    /// Longest wait for the first entry.
-    pub wait: Duration,
-    /// The only priority to take, without a wait; `None` for all priorities.
-    pub only: Option<Priority>,
-}
+use crate::{job::QueueName, refusal::Refusal};
 
 /// A dispatcher operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +42,9 @@ pub enum DispatchError {
     /// The dispatcher cannot be reached. The store still has all jobs.
     #[error("dispatcher unavailable: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The dispatcher refuses the call until an operator has changed something. The store still has all jobs.
+    #[error("dispatcher refused: {0}")]
+    Refused(#[source] Refusal),
 }
 
 /// Delivers jobs to workers by priority; it may lose all its data.
@@ -118,7 +81,11 @@ pub trait Dispatcher: Send + Sync {
     ///
     /// # Errors
     /// [`DispatchError::Busy`] if a limit would be exceeded.
-    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<Line, DispatchError>;
+    async fn admit(
+        &self,
+        demand: &Demand,
+        quotas: &Quotas,
+    ) -> Result<BacklogByPriority, DispatchError>;
 
     /// Takes up to `max` entries by weighted priority; waits up to `wait` for the first, then returns
     /// what is available.

@@ -13,15 +13,13 @@ use std::{str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    dispatch::Entry,
-    prefix_key,
-    sampling::Sampling,
-    trace::{self, TraceParent},
-};
 pub use crate::{
     job_id::{InvalidJobId, JobId},
     queue_name::{QueueName, QueueNameError},
+};
+use crate::{
+    sampling::Sampling,
+    trace::{self, TraceParent},
 };
 
 /// Default number of attempts of a job.
@@ -196,12 +194,14 @@ impl FromStr for JobState {
     }
 }
 
-/// Speaker of a [`Message`]. `developer` is read as `system`, as OpenAI does for older models.
+/// Speaker of a [`Message`]. What a chat template does with a role is its own decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Instructions.
     System,
+    /// Instructions, in the words of newer APIs.
+    Developer,
     /// The user.
     User,
     /// The model.
@@ -215,6 +215,7 @@ impl Role {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
+            Self::Developer => "developer",
             Self::User => "user",
             Self::Assistant => "assistant",
             Self::Tool => "tool",
@@ -227,11 +228,47 @@ impl Role {
 pub struct Message {
     /// The speaker.
     pub role: Role,
-    /// The text.
-    pub content: String,
+    /// What the message says.
+    pub content: Content,
     /// Name of the speaker, for templates that use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The call that the result of a tool answers, for templates that use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+}
+
+impl Message {
+    /// Returns a message without a name.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        let content = Content::Text(content.into());
+        Self { role, content, name: None, tool_call_id: None }
+    }
+}
+
+/// The content of a message, as the client sent it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    /// One text.
+    Text(String),
+    /// Texts of parts.
+    Parts(Vec<String>),
+}
+
+impl Content {
+    /// Returns its texts.
+    pub fn texts(&self) -> &[String] {
+        match self {
+            Self::Text(text) => std::slice::from_ref(text),
+            Self::Parts(texts) => texts,
+        }
+    }
+
+    /// Length of its texts, in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.texts().iter().map(String::len).sum()
+    }
 }
 
 /// Input of the model.
@@ -247,6 +284,18 @@ pub enum Prompt {
     Messages(Vec<Message>),
     /// Literal token ids.
     Tokens(Vec<u32>),
+    /// Several texts or lists of token ids: each is answered, in their order.
+    Several(Vec<Prompt>),
+}
+
+impl Prompt {
+    /// Returns the prompts that are answered: those of [`Several`](Self::Several), or this one.
+    pub fn parts(&self) -> &[Self] {
+        match self {
+            Self::Several(parts) => parts,
+            one => std::slice::from_ref(one),
+        }
+    }
 }
 
 /// One generation request.
@@ -291,36 +340,28 @@ pub struct Job {
 const BYTES_PER_TOKEN: usize = 4;
 
 impl Job {
+    /// Number of answers: `n` to each prompt.
+    pub fn choice_count(&self) -> u32 {
+        let prompts = u32::try_from(self.prompt.parts().len()).unwrap_or(u32::MAX);
+        self.sampling.n.saturating_mul(prompts)
+    }
+
     /// Estimated number of tokens: the prompt by its length, and the most that may be generated.
     pub fn cost(&self) -> u32 {
-        let prompt = match &self.prompt {
-            Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
-            Prompt::Messages(messages) => {
-                messages.iter().map(|message| message.content.len() / BYTES_PER_TOKEN).sum()
+        fn tokens(prompt: &Prompt) -> usize {
+            match prompt {
+                Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
+                Prompt::Messages(messages) => messages
+                    .iter()
+                    .map(|message| message.content.size_bytes() / BYTES_PER_TOKEN)
+                    .sum(),
+                Prompt::Tokens(tokens) => tokens.len(),
+                Prompt::Several(parts) => parts.iter().map(tokens).sum(),
             }
-            Prompt::Tokens(tokens) => tokens.len(),
-        };
-        let generated = self.sampling.max_tokens.saturating_mul(self.sampling.n);
-        u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
-    }
-
-    /// Returns the entry for a dispatcher.
-    pub fn entry(&self) -> Entry {
-        Entry {
-            id: self.id,
-            queue: self.queue.clone(),
-            priority: self.priority,
-            tenant: self.tenant.clone(),
-            cost: self.cost(),
-            shard_key: prefix_key::shard(&self.prompt),
         }
-    }
-
-    /// Returns the entries of jobs that arrived together. Those with prompts that begin alike follow each other.
-    pub fn entries<'a>(jobs: impl IntoIterator<Item = &'a Self>) -> Vec<Entry> {
-        let mut jobs: Vec<&Self> = jobs.into_iter().collect();
-        jobs.sort_by_cached_key(|job| prefix_key::order(&job.prompt));
-        jobs.into_iter().map(Self::entry).collect()
+        let prompt = tokens(&self.prompt);
+        let generated = self.sampling.max_tokens.saturating_mul(self.choice_count());
+        u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
     }
 }
 

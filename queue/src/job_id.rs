@@ -5,35 +5,18 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{database_index::DatabaseIndex, job::Timestamp};
+use crate::job::Timestamp;
 
-/// Identifier of a job: a UUID that is globally unique and ordered by time of submission. Its database is
-/// part of it.
+/// Identifier of a job: a UUID that is globally unique and ordered by time of submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(Uuid);
 
 impl JobId {
-    /// Generates a new id of the first database, greater than every such id that this process generated
-    /// before.
+    /// Generates a new id, greater than every id that this process generated before. The generator counts in the
+    /// bits above the last 32.
     pub fn generate() -> Self {
-        Self::generate_in(DatabaseIndex::FIRST)
-    }
-
-    /// Generates a new id of a database.
-    pub fn generate_in(database: DatabaseIndex) -> Self {
-        Self(database.generate())
-    }
-
-    /// Returns the database of the job.
-    pub fn database(self) -> DatabaseIndex {
-        DatabaseIndex::of(self.0)
-    }
-
-    /// Returns the same id in another database.
-    #[must_use]
-    pub fn in_database(self, database: DatabaseIndex) -> Self {
-        Self(database.mark(self.0))
+        Self(Uuid::now_v7())
     }
 
     /// Returns the time at which the id was generated.
@@ -95,22 +78,16 @@ mod tests {
 
     #[test]
     fn job_ids_are_increasing_and_round_trip_as_text() {
-        for index in [0, 63] {
-            let database = DatabaseIndex::new(index).expect("there may be 64");
-            let ids: Vec<JobId> = (0..1000).map(|_| JobId::generate_in(database)).collect();
-            assert!(ids.is_sorted_by(|a, b| a < b));
-            assert_eq!(ids[0].to_string().parse::<JobId>().expect("its own text"), ids[0]);
-        }
+        let ids: Vec<JobId> = (0..1000).map(|_| JobId::generate()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b));
+        assert_eq!(ids[0].to_string().parse::<JobId>().expect("its own text"), ids[0]);
         assert!("no-id".parse::<JobId>().is_err());
     }
 
     #[test]
-    fn time_of_an_id_is_the_same_in_every_database() {
+    fn ids_are_compared_by_their_time_first() {
         let id = JobId::generate();
-        let other = id.in_database(DatabaseIndex::new(5).expect("there may be 64"));
-        assert_eq!(id.generated_at(), other.generated_at());
         assert!(JobId::first_of(id.generated_at()) <= id);
         assert!(JobId::first_of(id.generated_at().after(std::time::Duration::from_millis(1))) > id);
-        assert_eq!(other.in_database(DatabaseIndex::FIRST).database(), DatabaseIndex::FIRST);
     }
 }

@@ -18,7 +18,6 @@
 )]
 
 mod backoff;
-mod database_index;
 pub mod dispatch;
 pub mod events;
 pub mod job;
@@ -27,22 +26,23 @@ pub mod metrics;
 pub mod outcome;
 mod prefix_key;
 mod queue_name;
+mod refusal;
 pub mod sampling;
 pub mod store;
 pub mod trace;
 pub mod wire;
 
 pub use backoff::Backoff;
-pub use database_index::DatabaseIndex;
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use events::{EventId, JobEvent};
 pub use job::{
-    Job, JobId, JobState, Message, Priority, Prompt, QueueName, QueueNameError, Role, Tenant,
-    Timestamp,
+    Content, Job, JobId, JobState, Message, Priority, Prompt, QueueName, QueueNameError, Role,
+    Tenant, Timestamp,
 };
 pub use outcome::{
     Choice, Completion, ErrorKind, FinishReason, JobError, Outcome, TokenLogprob, TopLogprob, Usage,
 };
+pub use refusal::Refusal;
 pub use sampling::{Sampling, SamplingError};
 pub use store::{
     Claim, ClaimRef, Claimant, FinishedAttempt, FinishedJob, Operations, Progress, Reconciled,

@@ -17,20 +17,26 @@ struct PrefixHash {
 
 impl PrefixHash {
     /// Returns the hash of a prompt up to this level.
-    fn of(prompt: &Prompt, level: usize) -> Self {
+    fn from_prompt(prompt: &Prompt, level: usize) -> Self {
         let mut hash =
             Self { hash: 0x811c_9dc5, length: 0, levels: Vec::with_capacity(LEVELS.len()) };
         let most = LEVELS[level];
+        hash.add_prompt(prompt, most);
+        hash
+    }
+
+    fn add_prompt(&mut self, prompt: &Prompt, most: usize) {
         match prompt {
-            Prompt::Text(text) | Prompt::Question(text) => hash.add(text.as_bytes(), most),
+            Prompt::Text(text) | Prompt::Question(text) => self.add(text.as_bytes(), most),
             Prompt::Messages(messages) => {
-                messages.iter().for_each(|message| hash.add(message.content.as_bytes(), most));
+                let texts = messages.iter().flat_map(|message| message.content.texts());
+                texts.for_each(|text| self.add(text.as_bytes(), most));
             }
             Prompt::Tokens(tokens) => {
-                tokens.iter().for_each(|token| hash.add(&token.to_le_bytes(), most));
+                tokens.iter().for_each(|token| self.add(&token.to_le_bytes(), most));
             }
+            Prompt::Several(parts) => parts.iter().for_each(|part| self.add_prompt(part, most)),
         }
-        hash
     }
 
     fn add(&mut self, bytes: &[u8], most: usize) {
@@ -51,14 +57,14 @@ impl PrefixHash {
 /// Returns the number that decides about the shard of a job: a hash of the first 256 bytes of its prompt. The values
 /// are stored, so they must not change.
 pub(crate) fn shard(prompt: &Prompt) -> u16 {
-    PrefixHash::of(prompt, 0).folded()
+    PrefixHash::from_prompt(prompt, 0).folded()
 }
 
 /// Returns a number that is equal for prompts that begin alike: prompts in its order are grouped by their first 256
 /// bytes, within a group by their first 1,024, and so on up to 16,384. It is 0 for prompts below 256 bytes, which stay
 /// in the order of their arrival, and never negative.
 pub(crate) fn order(prompt: &Prompt) -> i64 {
-    let hash = PrefixHash::of(prompt, LEVELS.len() - 1);
+    let hash = PrefixHash::from_prompt(prompt, LEVELS.len() - 1);
     if hash.levels.is_empty() {
         return 0;
     }

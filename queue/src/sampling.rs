@@ -136,8 +136,7 @@ impl Sampling {
         within("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)?;
         within("min_tokens", self.min_tokens, 0, self.max_tokens)?;
         within("temperature", self.temperature, 0.0, 2.0)?;
-        within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)
-            .map_err(|error| SamplingError { expected: "above 0 and at most 1".into(), ..error })?;
+        within("top_p", self.top_p, 0.0, 1.0)?;
         within("min_p", self.min_p, 0.0, 1.0)?;
         within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
         within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
@@ -218,7 +217,7 @@ mod tests {
             "temperature must be between 0 and 2, got 3.5"
         );
         assert!(refused(|s| s.temperature = f32::NAN).starts_with("temperature"));
-        assert_eq!(refused(|s| s.top_p = 0.0), "top_p must be above 0 and at most 1, got 0");
+        assert_eq!(refused(|s| s.top_p = -0.1), "top_p must be between 0 and 1, got -0.1");
         assert!(refused(|s| s.min_tokens = 257).starts_with("min_tokens"));
         assert!(refused(|s| s.n = 0).starts_with("n must"));
         assert!(refused(|s| s.logit_bias = vec![(1, 101.0)]).starts_with("logit_bias must"));

@@ -17,64 +17,50 @@
 //! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
 //!
 //! The other traits of this module are small, one for each kind of caller; [`Operations`] and
-//! [`FrontStore`] combine several. [`PostgresStore`], [`Databases`] (one or several) and [`SqliteStore`] implement
-//! all traits, [`RedisStore`] implements only [`Store`].
+//! [`JobStore`] combines several. [`PostgresStore`] and [`SqliteStore`] implement all traits.
 
 mod attempts;
-pub mod audit;
-pub mod batch_steps;
-pub mod batches;
 pub mod bulk;
 pub mod classes;
-mod databases;
 pub mod dead_letters;
 mod error;
-pub mod files;
 pub mod history;
 pub mod job_queries;
 mod job_query;
-pub mod keys;
+mod job_ranges;
 pub mod maintenance;
+mod page;
 mod postgres;
 pub mod queue_settings;
 mod reconciled;
-mod redis;
 mod sampler;
 mod serving;
-pub mod sessions;
 mod sqlite;
-pub mod webhooks;
+pub mod tables;
 pub mod workers;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-pub use audit::Audit;
-pub use batch_steps::BatchSteps;
-pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use classes::NumericsClasses;
-pub use databases::Databases;
 pub use dead_letters::DeadLetters;
 pub use error::StoreError;
-pub use files::{FileId, Files, Page};
 pub use history::QueueHistory;
 pub use job_queries::{JobFilter, JobQueries};
-pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
+pub use job_ranges::{CancelledJobs, EndedJob, JobRanges};
 pub use maintenance::{Maintained, Maintenance};
+pub use page::Page;
 pub use postgres::{
-    Conflict, MembershipError, PoolState, PostgresOptions, PostgresStore, RETENTION_DEFAULT,
-    SchemaError, Submission, SubmitError,
+    Conflict, PoolState, PooledConnection, PostgresOptions, PostgresStore, RETENTION_DEFAULT,
+    SchemaError, Submission, SubmitError, Transaction,
 };
 pub use queue_settings::QueueSettings;
 pub use reconciled::{RECONCILED_MAX, Reconciled, Unannounced};
-pub use redis::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore};
 pub use serving::Serving;
-pub use sessions::Sessions;
 pub use sqlite::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine, SqliteStore};
 pub use workers::Workers;
 
 use crate::{
-    database_index::DatabaseIndex,
     dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
     outcome::{JobError, Outcome},
@@ -216,16 +202,6 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Adds the counts of other jobs.
-    pub(crate) fn merge(&mut self, other: &Self) {
-        let mut other = *other;
-        for state in JobState::ALL {
-            *self.counter(state) += *other.counter(state);
-        }
-        self.prompt_tokens += other.prompt_tokens;
-        self.completion_tokens += other.completion_tokens;
-    }
-
     /// Returns the counter of a state.
     pub fn counter(&mut self, state: JobState) -> &mut u64 {
         match state {
@@ -244,13 +220,7 @@ impl Progress {
 /// The durable state of jobs.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Returns the database for a new file or a new group of jobs: each of several ones in turn, unless it
-    /// cannot be used now.
-    fn next_database(&self) -> DatabaseIndex {
-        DatabaseIndex::FIRST
-    }
-
-    /// Records jobs, in one transaction for each database. A job with a known id stays as it is.
+    /// Records jobs, in one transaction. A job with a known id stays as it is.
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
 
     /// Claims the jobs that are queued, each with a new epoch and a lease. Ids that are not returned
@@ -298,18 +268,14 @@ pub trait Store: Send + Sync {
     async fn reconcile(&self) -> Result<Reconciled, StoreError>;
 
     /// Remembers that the dispatcher has the entries of one submission.
-    fn announced(&self, _: &[Entry]) {}
+    fn announced(&self, entries: &[Entry]);
 
     /// Returns the oldest jobs of a queue that were queued seconds ago and may be missing from the
     /// dispatcher.
-    async fn unannounced(&self, _: &QueueName) -> Result<Unannounced, StoreError> {
-        Ok(Unannounced::default())
-    }
+    async fn unannounced(&self, queue: &QueueName) -> Result<Unannounced, StoreError>;
 
     /// Forgets these jobs: the dispatcher has their entries.
-    async fn forget_announcements(&self, _: &Unannounced) -> Result<(), StoreError> {
-        Ok(())
-    }
+    async fn forget_announcements(&self, done: &Unannounced) -> Result<(), StoreError>;
 
     /// Returns up to `limit` queued jobs of a queue after the job `after`, in the order of the store: by id, or, in a
     /// store for one process, by the begin of the prompt first. These jobs refill a dispatcher that lost its data.
@@ -328,21 +294,14 @@ pub trait Store: Send + Sync {
         queue: &QueueName,
         each: u32,
         limit: u32,
-    ) -> Result<(Missing, Vec<Entry>), StoreError> {
-        // For stores that lose jobs and entries together.
-        let heads = self.queued(queue, None, each.min(limit)).await?;
-        let tokens = heads.iter().map(|entry| u64::from(entry.cost)).sum();
-        Ok((Missing { entries: heads.len() as u64, tokens, ..Missing::default() }, heads))
-    }
+    ) -> Result<(Missing, Vec<Entry>), StoreError>;
 
     /// Returns the time on the clock of leases and deadlines.
     async fn now(&self) -> Result<Timestamp, StoreError>;
 
     /// Returns the state of a job; `None` if the id is unknown. Cheaper than [`job`](Self::job): reads
     /// one column of one row.
-    async fn state(&self, id: JobId) -> Result<Option<JobState>, StoreError> {
-        Ok(self.job(id).await?.map(|record| record.state))
-    }
+    async fn state(&self, id: JobId) -> Result<Option<JobState>, StoreError>;
 
     /// Returns a job with its state and errors.
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError>;
@@ -368,13 +327,7 @@ impl<S> Operations for S where
 {
 }
 
-/// A store that serves HTTP clients and operators: it has all traits.
-pub trait FrontStore:
-    Store + Keys + Sessions + Files + Batches + BatchSteps + Operations + JobQueries + Audit
-{
-}
+/// A store with all that operators do with jobs.
+pub trait JobStore: Store + Operations + JobQueries {}
 
-impl<S> FrontStore for S where
-    S: Store + Keys + Sessions + Files + Batches + BatchSteps + Operations + JobQueries + Audit
-{
-}
+impl<S> JobStore for S where S: Store + Operations + JobQueries {}

@@ -15,7 +15,7 @@ use conformance::{answer, by, error, finished, job, queue};
 use stores::{Rig, all};
 use tritmill_queue::{
     ErrorKind, Job, JobId, JobState, Tenant,
-    store::{FrontStore, JobFilter, Page, history::Period},
+    store::{JobFilter, JobStore as TestStore, Page, history::Period},
 };
 
 const JOBS: usize = 1_000_000;
@@ -25,7 +25,7 @@ const REPEATS: usize = 50;
 const LIMIT: Duration = Duration::from_millis(100);
 
 /// Submits a million jobs of a hundred tenants, most in state queued; returns a failed one.
-async fn fill(store: &Arc<dyn FrontStore>) -> JobId {
+async fn fill(store: &Arc<dyn TestStore>) -> JobId {
     let mut some = None;
     for chunk in 0..JOBS / CHUNK {
         let tenant = Tenant(format!("tenant {}", chunk % 100));

@@ -14,10 +14,10 @@ use tritmill_queue::{
     ErrorKind, Job, JobId, JobState, Priority, QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::{Missing, Quotas},
     store::{
-        FrontStore, PostgresStore, Serving,
+        JobStore as TestStore, PostgresStore, Serving,
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
         queue_settings::QueueState,
-        workers::{Directive, Heartbeat, Leads, SILENT_ALIVE_MAX, Worker, WorkerMetrics},
+        workers::{Directive, Heartbeat, Leadership, SILENT_ALIVE_MAX, Worker, WorkerMetrics},
     },
 };
 use tritmill_servers::Postgres;
@@ -29,7 +29,7 @@ fn beat() -> Heartbeat {
 }
 
 /// Submits jobs and makes them dead letters.
-async fn fail(store: &Arc<dyn FrontStore>, jobs: &[Job]) {
+async fn fail(store: &Arc<dyn TestStore>, jobs: &[Job]) {
     store.submit(jobs).await.unwrap();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     let claims = store.claim(&ids, by("a")).await.unwrap();
@@ -111,8 +111,8 @@ async fn live_workers_of_a_queue_are_summed_up() {
             of("fresh", 30, None, "cuda:0,cuda:1"),
             Heartbeat { draining: true, ..of("draining", 10, Some(1e6), "cpu") },
             Heartbeat { queue: other.clone(), ..of("other", 10, None, "cpu") },
-            // Of an earlier release.
-            Heartbeat { metrics: WorkerMetrics::default(), ..of("old", 10, None, "") },
+            // Without measurements.
+            Heartbeat { metrics: WorkerMetrics::default(), ..of("unmeasured", 10, None, "") },
             // Its model was loaded once.
             of("not loaded", 0, Some(1e6), "cpu"),
         ] {
@@ -146,9 +146,12 @@ async fn quotas_are_stored_per_queue_and_tenant() {
         store.set_quota(&queue(), Some(&a), Some(10)).await.unwrap();
         store.set_quota(&queue(), Some(&a), Some(20)).await.unwrap();
         let quotas = store.quotas(&queue()).await.unwrap();
-        assert_eq!((quotas.tokens, quotas.of(&a), quotas.of(&b)), (Some(100), Some(20), Some(50)));
+        assert_eq!(
+            (quotas.tokens, quotas.of_tenant(&a), quotas.of_tenant(&b)),
+            (Some(100), Some(20), Some(50))
+        );
         store.set_quota(&queue(), Some(&a), None).await.unwrap();
-        assert_eq!(store.quotas(&queue()).await.unwrap().of(&a), Some(50));
+        assert_eq!(store.quotas(&queue()).await.unwrap().of_tenant(&a), Some(50));
         let other = QueueName { format: "tl1".into(), ..queue() };
         assert_eq!(store.quotas(&other).await.unwrap(), Quotas::default());
     })
@@ -293,7 +296,7 @@ async fn heartbeat_returns_drain_and_pause() {
     all(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         let beat = beat();
-        let go_on = Directive { drain: false, paused: false, leads: Leads::ALL };
+        let go_on = Directive { drain: false, paused: false, leads: Leadership::ALL };
         assert_eq!(store.heartbeat(&beat).await.unwrap(), go_on);
         rig.advance(Duration::from_millis(2000));
         let later = Heartbeat { running: 4, ..beat.clone() };
@@ -308,7 +311,7 @@ async fn heartbeat_returns_drain_and_pause() {
         assert!(store.request_drain(&beat.owner).await.unwrap());
         assert!(!store.request_drain("unknown").await.unwrap());
         store.set_paused(&queue(), true).await.unwrap();
-        let stop = Directive { drain: true, paused: true, leads: Leads::default() };
+        let stop = Directive { drain: true, paused: true, leads: Leadership::default() };
         assert_eq!(store.heartbeat(&Heartbeat { draining: true, ..later }).await.unwrap(), stop);
         store.forget_worker(&beat.owner).await.unwrap();
         assert!(store.workers().await.unwrap().is_empty());
@@ -379,7 +382,7 @@ async fn deleted_jobs_leave_no_rows_and_lose_their_claims() {
     PostgresStore::migrate(&server.url()).await.unwrap();
     let store = Arc::new(PostgresStore::connect(&server.url()).await.unwrap());
     let [failed, running, kept] = [job(), job(), job()];
-    fail(&(store.clone() as Arc<dyn FrontStore>), std::slice::from_ref(&failed)).await;
+    fail(&(store.clone() as Arc<dyn TestStore>), std::slice::from_ref(&failed)).await;
     store.submit(&[running.clone(), kept.clone()]).await.unwrap();
     let held = store.claim(&[running.id], by("a")).await.unwrap()[0].claim_ref();
     let ids = [failed.id, running.id, running.id];

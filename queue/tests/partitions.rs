@@ -45,13 +45,6 @@ async fn store_at(server: &Postgres, day: i64) -> (PostgresStore, Arc<AtomicI64>
     (store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))), now)
 }
 
-/// Makes the database one of the previous release, which keeps open jobs in the partitions too.
-async fn combine(server: &Postgres) {
-    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
-    let combine = "DELETE FROM settings WHERE name = 'open_jobs'";
-    sqlx::query(combine).execute(&mut connection).await.unwrap();
-}
-
 fn ids(jobs: &[Job]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
 }
@@ -76,7 +69,6 @@ async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
     PostgresStore::migrate(&server.url()).await.unwrap();
     let made = partitions(&server).await;
     assert_eq!(made, 4, "migration creates today and three days");
-    combine(&server).await;
     let (store, now) = store_at(&server, TODAY).await;
 
     // These days have no partition: the jobs go to the default one and are moved.
@@ -87,17 +79,16 @@ async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
         let held = store.claim(&[id], by("a")).await.unwrap()[0].claim_ref();
         store.finish(&[finished(held, answer("x"))]).await.unwrap();
     }
-    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 4);
+    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 2);
     let retention = Duration::from_secs(7 * 24 * 60 * 60);
     assert_eq!(store.retention().await.unwrap(), RETENTION_DEFAULT);
     store.set_retention(retention).await.unwrap();
     assert_eq!(store.retention().await.unwrap(), retention);
-    // Seven days of jobs, six of results, four of errors. Jobs with old ids have only just finished.
+    // Six days of jobs, six of results, four of errors. Jobs with old ids have only just finished.
     let done = store.maintain().await.unwrap();
-    let created = 7 + 6 + 4;
-    let expected = Maintained { created, dropped: 0, kept_unfinished: 1, kept_recent: 1 };
-    assert_eq!(done, expected);
-    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 1);
+    let created = 6 + 6 + 4;
+    assert_eq!(done, Maintained { created, dropped: 0, kept_recent: 1 });
+    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 0);
     now.fetch_add(7 * DAY_MS, Ordering::SeqCst);
     let done = store.maintain().await.unwrap();
     assert_eq!((done.dropped, done.kept_recent), (0, 2), "finished seven days ago, not longer");
@@ -111,13 +102,13 @@ async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
     }
     now.fetch_add(1, Ordering::SeqCst);
     let done = store.maintain().await.unwrap();
-    assert_eq!((done.dropped, done.kept_unfinished, done.kept_recent), (4, 1, 0), "with results");
+    assert_eq!((done.dropped, done.kept_recent), (4, 0), "with results");
     assert_eq!(store.job(old.id).await.unwrap(), None);
     assert_eq!(store.job(recent.id).await.unwrap(), None);
     let again = store.maintain().await.unwrap();
-    assert_eq!(again, Maintained { kept_unfinished: 1, ..Maintained::default() });
+    assert_eq!(again, Maintained::default());
 
-    // A moved job can be claimed and finished, and is dropped one retention later.
+    // An open job outlives its day's retention, and is dropped one retention after its end.
     let held = store.claim(&[open.id], by("a")).await.unwrap()[0].claim_ref();
     store.finish(&[finished(held, answer("x"))]).await.unwrap();
     assert_eq!(store.maintain().await.unwrap().kept_recent, 1);

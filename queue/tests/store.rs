@@ -16,10 +16,9 @@ use std::{
 use conformance::Fixture;
 use tritmill_queue::{
     Timestamp,
-    dispatch::{BacklogLimit, RedisDispatcher},
-    store::{Clock, Databases, FAST_RETENTION, PostgresStore, RedisStore, SqliteStore},
+    store::{PostgresStore, SqliteStore},
 };
-use tritmill_servers::{Postgres, Redis};
+use tritmill_servers::Postgres;
 
 /// Start of every clock.
 const START: i64 = 1_700_000_000_000;
@@ -89,89 +88,6 @@ impl Fixture for Server {
 }
 
 store_conformance!(postgres, super::Server);
-
-/// Two databases, with a clock set by the test.
-struct TwoDatabases {
-    server: Server,
-    urls: String,
-}
-
-impl Fixture for TwoDatabases {
-    type Store = Databases;
-
-    fn create() -> Self {
-        let server = Server::create();
-        let other = server.server.create_database("other").unwrap();
-        let urls = format!("{} {other}", server.server.url());
-        Self { server, urls }
-    }
-
-    async fn open(&self) -> Databases {
-        Databases::migrate(&self.urls).await.unwrap();
-        let now = Arc::clone(&self.server.now);
-        let clock: Clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
-        Databases::connect(&self.urls).await.unwrap().with_clock(&clock)
-    }
-
-    fn advance(&self, by: Duration) {
-        self.server.advance(by);
-    }
-}
-
-store_conformance!(databases, super::TwoDatabases);
-
-/// A Postgres server during an upgrade: processes of the previous release may run.
-struct Upgrading(Server);
-
-impl Fixture for Upgrading {
-    type Store = PostgresStore;
-
-    fn create() -> Self {
-        Self(Server::create())
-    }
-
-    async fn open(&self) -> PostgresStore {
-        use sqlx::Connection as _;
-        PostgresStore::migrate(&self.0.server.url()).await.unwrap();
-        let mut connection = sqlx::PgConnection::connect(&self.0.server.url()).await.unwrap();
-        let combined = "DELETE FROM settings WHERE name = 'open_jobs'";
-        sqlx::query(combined).execute(&mut connection).await.unwrap();
-        self.0.open_migrated().await
-    }
-
-    fn advance(&self, by: Duration) {
-        self.0.advance(by);
-    }
-}
-
-store_conformance!(postgres_during_an_upgrade, super::Upgrading);
-
-/// A Redis server, with a clock set by the test.
-struct Fast {
-    server: Redis,
-    now: Arc<AtomicI64>,
-}
-
-impl Fixture for Fast {
-    type Store = RedisStore;
-
-    fn create() -> Self {
-        Self { server: Redis::start().unwrap(), now: Arc::new(AtomicI64::new(START)) }
-    }
-
-    async fn open(&self) -> RedisStore {
-        let now = Arc::clone(&self.now);
-        let clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
-        let dispatcher = RedisDispatcher::new(&self.server.url(), BacklogLimit::default()).unwrap();
-        dispatcher.store(conformance::queue(), FAST_RETENTION).with_clock(clock)
-    }
-
-    fn advance(&self, by: Duration) {
-        self.now.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
-    }
-}
-
-store_conformance!(redis, super::Fast);
 
 #[tokio::test]
 async fn file_of_another_program_is_refused() {

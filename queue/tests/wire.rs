@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use tritmill_queue::{
-    Choice, Completion, ErrorKind, FinishReason, Job, JobError, JobEvent, JobId, JobState, Message,
-    Outcome, Priority, Prompt, QueueName, Role, Sampling, Tenant, Timestamp, TokenLogprob,
+    Choice, Completion, Content, ErrorKind, FinishReason, Job, JobError, JobEvent, JobId, JobState,
+    Message, Outcome, Priority, Prompt, QueueName, Role, Sampling, Tenant, Timestamp, TokenLogprob,
     TopLogprob, Usage,
     wire::{WireError, decode, encode},
 };
@@ -26,8 +26,9 @@ fn plain_job() -> Job {
         priority: Priority::High,
         prompt: Prompt::Messages(vec![Message {
             role: Role::User,
-            content: "Why is the sky blue?".into(),
+            content: Content::Text("Why is the sky blue?".into()),
             name: Some("Ada".into()),
+            tool_call_id: None,
         }]),
         sampling: Sampling {
             temperature: 0.5,
@@ -167,15 +168,22 @@ fn readers_ignore_unknown_fields() {
     }
     let later = Later { prompt_tokens: 1, completion_tokens: 2, reasoning_tokens: 3 };
     let usage: Usage = decode(&encode(&later)).unwrap();
-    // The count of cached tokens is new: earlier releases do not write it.
+    // Fields that are not written have defaults.
     assert_eq!(usage, Usage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: 0 });
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {
-    let role =
-        prop_oneof![Just(Role::System), Just(Role::User), Just(Role::Assistant), Just(Role::Tool)];
-    let message = (role, any::<String>(), any::<Option<String>>())
-        .prop_map(|(role, content, name)| Message { role, content, name });
+    let role = prop_oneof![
+        Just(Role::System),
+        Just(Role::Developer),
+        Just(Role::User),
+        Just(Role::Assistant),
+        Just(Role::Tool)
+    ];
+    let message =
+        (role, any::<String>(), any::<Option<String>>()).prop_map(|(role, content, name)| {
+            Message { role, content: Content::Text(content), name, tool_call_id: None }
+        });
     prop_oneof![
         any::<String>().prop_map(Prompt::Text),
         "[a-z ]{0,9000}".prop_map(Prompt::Question),

@@ -7,10 +7,10 @@ use clap::Args;
 use tokio::runtime::Runtime;
 use tritmill_client::{
     http::{AddressPolicy, HttpClient},
-    remote::{Api, RemoteRun, RemoteSettings},
+    remote::{Api, RemoteRun, RemoteRunError, RemoteSettings},
 };
 
-use super::{BatchRunArgs, EXIT_ERROR_LINES, display::Display, summarize};
+use super::{BatchRunArgs, EXIT_ERROR_LINES, Summary, display::Display, summarize};
 use crate::signals::{EXIT_INTERRUPTED, Signals};
 
 /// A server and the parameters of its batches.
@@ -61,6 +61,7 @@ pub fn run(
     let settings = RemoteSettings {
         input: args.input.clone(),
         output: args.output.clone(),
+        state: args.state.clone(),
         model: args.name.clone().unwrap_or_else(|| args.model.clone()),
         window,
         priority,
@@ -82,8 +83,11 @@ pub fn run(
         // Returning would wait for a thread that may be reading from a terminal.
         std::process::exit(i32::from(EXIT_INTERRUPTED));
     };
-    let progress = ended?;
-    summarize(&progress, started.elapsed(), args.json)?;
+    let progress = match ended {
+        Err(RemoteRunError::File(error)) if error.is_closed_pipe() => return Ok(ExitCode::SUCCESS),
+        ended => ended?,
+    };
+    summarize(&progress, started.elapsed(), Summary::of(args))?;
     Ok(match progress.failed {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::from(EXIT_ERROR_LINES),

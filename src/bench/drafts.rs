@@ -145,7 +145,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     if arguments.json {
-        output::line(json!({ "model": model.name(), "rows": all }))?;
+        output::json(json!({ "model": model.name(), "rows": all }))?;
     }
     Ok(ExitCode::SUCCESS)
 }

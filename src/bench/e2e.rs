@@ -2,11 +2,11 @@
 //! through Redis, Postgres and a worker with an engine of the same size, alternately. With `--http`: the
 //! latency of HTTP requests during a batch. With `--overload`: what a service does with ten times its capacity.
 
+mod counts;
 mod gaps;
 mod http;
 mod overload;
 mod service;
-mod tally;
 mod target;
 
 use std::{
@@ -34,7 +34,7 @@ use crate::{
     kv_tiers::TierArguments,
     options::{BATCH_WAIT_MS, CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::ModeOptions,
+    servers::Servers,
     worker::seconds,
 };
 
@@ -121,7 +121,7 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
-    servers: ModeOptions,
+    servers: Servers,
 }
 
 impl Arguments {
@@ -165,7 +165,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.overload {
         return overload::run(arguments);
     }
-    let servers = arguments.servers.mode()?;
+    let servers = arguments.servers.needed()?;
     let model = arguments.model.open()?;
     let context = model.config().context_length;
     let longest = arguments.prompt.get().saturating_add(arguments.generate().get());
@@ -281,7 +281,7 @@ impl Fleet {
         let (stop, stopped) = watch::channel(Stop::No);
         let worker = Worker {
             store: bench.store.clone(),
-            dispatcher: Arc::new(bench.dispatcher.clone()),
+            dispatcher: bench.dispatcher.clone(),
             operations: None,
             events: None,
             served: Arc::new(ServedModel::new(Arc::clone(model), bench.queue.model.clone(), class)),
@@ -301,7 +301,7 @@ impl Fleet {
         };
         let device = Device { name: options.device.to_string(), engine };
         let working = tokio::spawn(worker.run(vec![device], stopped));
-        let client = bench.keeper.client(bench.dispatcher.clone());
+        let client = bench.client();
         Ok(Self { client, queue: bench.queue.clone(), commits, stop, working })
     }
 
@@ -363,7 +363,7 @@ fn print(
     let ratios = engine.iter().zip(&queue).map(|(engine, queue)| queue / engine).collect();
     let (engine, queue, ratio) = (median(engine), median(queue), median(ratios));
     if arguments.json {
-        output::line(json!({
+        output::json(json!({
             "batch": arguments.batch(), "jobs": work.jobs, "prompt": work.prompt,
             "generate": work.generate, "repetitions": arguments.repetitions,
             "engine_tokens_per_s": engine, "queue_tokens_per_s": queue, "ratio": ratio,

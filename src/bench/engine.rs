@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         _ => None,
     };
     if arguments.json {
-        output::line(json!({
+        output::json(json!({
             "model": model.name(),
             "format": options.format.to_string(),
             "isa": kernels,

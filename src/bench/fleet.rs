@@ -25,12 +25,15 @@ use tokio::{
     time::{MissedTickBehavior, interval, interval_at, sleep, timeout},
 };
 use tritmill_queue::{
-    Claim, ClaimRef, Claimant, Delivery, Dispatcher as _, JobId, JobState, Operations, Pull,
-    store::workers::{Heartbeat, Leads, WorkerMetrics},
+    Claim, ClaimRef, Claimant, Delivery, Dispatcher as _, JobId, JobState, Pull, Store as _,
+    store::{
+        QueueHistory as _, Workers as _,
+        workers::{Heartbeat, Leadership, WorkerMetrics},
+    },
 };
 
 use super::queue::{Bench, Pids, Used, percentile};
-use crate::{block_on, output, servers::ModeOptions};
+use crate::{block_on, output, servers::Servers};
 
 /// Interval of heartbeats, and longest wait of a pull, as in a worker.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -84,13 +87,12 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    servers: ModeOptions,
+    servers: Servers,
 }
 
 /// What the workers share.
 struct Fleet {
     bench: Bench,
-    operations: Arc<dyn Operations>,
     slots: u32,
     run: Duration,
     /// When the jobs that have not started were submitted.
@@ -114,15 +116,11 @@ struct Figures {
 
 /// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode()?;
+    let servers = arguments.servers.needed()?;
     let figures = block_on(async {
         let bench = Bench::open(servers, "none").await?;
-        let Some(operations) = bench.keeper.operations() else {
-            bail!("a fast queue has no heartbeats and leaders: leave out --fast");
-        };
         let fleet = Arc::new(Fleet {
             bench,
-            operations,
             slots: arguments.slots.get(),
             run: Duration::from_millis(arguments.run_ms),
             submitted: Mutex::default(),
@@ -137,7 +135,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         };
         for number in 0..arguments.workers.get() {
             // A worker that stays is forgotten by maintenance after a day.
-            let _ = fleet.operations.forget_worker(&fleet.owner(number)).await;
+            let _ = fleet.bench.store.forget_worker(&fleet.owner(number)).await;
         }
         fleet.bench.clean_up(&jobs).await?;
         measured
@@ -168,7 +166,7 @@ async fn measure(
     let idle = Used::read(pids).since(before);
     eprintln!("{} jobs/s for {phase:?}", arguments.rate);
     let (started, before) = (Instant::now(), Used::read(pids));
-    let client = fleet.bench.keeper.client(fleet.bench.dispatcher.clone());
+    let client = fleet.bench.client();
     let mut ticks = interval(SUBMIT_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut made = 0;
@@ -212,7 +210,7 @@ impl Fleet {
     /// Lives until it is aborted.
     async fn worker(self: Arc<Self>, number: u32, offset: Duration) {
         let owner = self.owner(number);
-        let leads = Mutex::new(Leads::default());
+        let leads = Mutex::new(Leadership::default());
         tokio::join!(
             self.beat(&owner, offset, &leads),
             self.lead(&leads),
@@ -228,7 +226,7 @@ impl Fleet {
         sleep(Duration::from_millis(100)).await;
     }
 
-    async fn beat(&self, owner: &str, offset: Duration, leads: &Mutex<Leads>) {
+    async fn beat(&self, owner: &str, offset: Duration, leads: &Mutex<Leadership>) {
         let mut ticks = interval_at(tokio::time::Instant::now() + offset, HEARTBEAT);
         let heartbeat = Heartbeat {
             owner: owner.to_owned(),
@@ -243,14 +241,14 @@ impl Fleet {
         };
         loop {
             ticks.tick().await;
-            match self.operations.heartbeat(&heartbeat).await {
+            match self.bench.store.heartbeat(&heartbeat).await {
                 Ok(directive) => *leads.lock() = directive.leads,
                 Err(error) => self.note(error).await,
             }
         }
     }
 
-    async fn lead(&self, leads: &Mutex<Leads>) {
+    async fn lead(&self, leads: &Mutex<Leadership>) {
         let mut ticks = interval(RECONCILE);
         loop {
             ticks.tick().await;
@@ -261,11 +259,11 @@ impl Fleet {
         }
     }
 
-    async fn lead_once(&self, leads: Leads) -> anyhow::Result<()> {
+    async fn lead_once(&self, leads: Leadership) -> anyhow::Result<()> {
         let Bench { store, dispatcher, queue, .. } = &self.bench;
         if leads.store {
             dispatcher.requeue(&store.reconcile().await?.queued).await?;
-            self.operations.sample().await?;
+            self.bench.store.sample().await?;
         }
         if leads.queue {
             let unannounced = store.unannounced(queue).await?;
@@ -364,7 +362,7 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
                 "postgres_cores": share(postgres, time),
             })
         };
-        output::line(json!({
+        output::json(json!({
             "workers": arguments.workers, "slots": arguments.slots, "run_ms": arguments.run_ms,
             "rows": rows.map(cores), "jobs": jobs, "jobs_per_s": rate, "start_ms_p50": p50,
             "start_ms_p99": p99, "failed_calls": failed_calls,

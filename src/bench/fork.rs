@@ -110,7 +110,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 "kv_bytes_added": row.blocks_added * block_bytes,
             })
         });
-        output::line(json!({
+        output::json(json!({
             "model": model.name(), "tokens": tokens, "sequences": sequences,
             "kv_bytes": before * block_bytes, "forks": rows.collect::<Vec<_>>(),
         }))?;

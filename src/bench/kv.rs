@@ -111,7 +111,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let [computed, read, held] = [computed, read, held].map(median);
     let ratio = computed / read;
     match arguments.json {
-        true => output::line(json!({
+        true => output::json(json!({
             "prompt_tokens": arguments.prompt, "block_bytes": second.backend().block_bytes(),
             "blocks": blocks, "computed_s": computed, "read_s": read, "in_memory_s": held,
             "ratio": ratio,

@@ -34,7 +34,7 @@ use super::queue::Bench;
 use crate::{
     options::{ModelOption, RunOptions},
     output,
-    servers::ModeOptions,
+    servers::Servers,
 };
 
 const EXAMPLES: &str = "\
@@ -84,16 +84,16 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
-    servers: ModeOptions,
+    servers: Servers,
 }
 
-/// One way to run the jobs.
-struct Way<'a> {
+/// A way to run the jobs.
+struct Variant<'a> {
     /// Whether all jobs are submitted together.
     together: bool,
     /// Folder of KV blocks.
     folder: Option<&'a Path>,
-    servers: ModeOptions,
+    servers: Servers,
     /// Makes the prompts differ from those of the other way.
     seed: u64,
 }
@@ -117,11 +117,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let place = tempfile::tempdir().context("cannot make a temporary folder")?;
     let mut plain_servers = arguments.servers.clone();
-    let redis = plain_servers.servers.redis.as_deref();
-    plain_servers.servers.redis = redis.map(without_shards);
+    let redis = plain_servers.redis.as_deref();
+    plain_servers.redis = redis.map(without_shards);
     let servers = arguments.servers.clone();
-    let plain = Way { together: false, folder: None, servers: plain_servers, seed: 1 };
-    let ordered = Way { together: true, folder: Some(place.path()), servers, seed: 2 };
+    let plain = Variant { together: false, folder: None, servers: plain_servers, seed: 1 };
+    let ordered = Variant { together: true, folder: Some(place.path()), servers, seed: 2 };
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let (plain, ordered) = runtime.block_on(async {
         let plain = measure(arguments, &model, &options, &plain).await?;
@@ -143,9 +143,9 @@ async fn measure(
     arguments: &Arguments,
     model: &Arc<Model>,
     options: &EngineOptions,
-    way: &Way<'_>,
+    way: &Variant<'_>,
 ) -> anyhow::Result<Figures> {
-    let bench = Bench::open(way.servers.mode()?, &options.format.to_string()).await?;
+    let bench = Bench::open(way.servers.needed()?, &options.format.to_string()).await?;
     let vocab_size = model.config().vocab_size as u64;
     let jobs = jobs(arguments, &bench.queue.to_string(), way.seed, vocab_size)?;
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
@@ -162,11 +162,11 @@ async fn answer(
     arguments: &Arguments,
     model: &Arc<Model>,
     options: &EngineOptions,
-    way: &Way<'_>,
+    way: &Variant<'_>,
     bench: &Bench,
     jobs: &[Job],
 ) -> anyhow::Result<Figures> {
-    let client = bench.keeper.client(bench.dispatcher.clone());
+    let client = bench.client();
     match way.together {
         true => client.submit_many(jobs).await?,
         false => {
@@ -212,7 +212,7 @@ fn worker(
     number: usize,
     model: &Arc<Model>,
     options: &EngineOptions,
-    way: &Way<'_>,
+    way: &Variant<'_>,
     bench: &Bench,
     committed: mpsc::Sender<Committed>,
 ) -> anyhow::Result<(Worker, Device)> {
@@ -234,7 +234,7 @@ fn worker(
     };
     let worker = Worker {
         store: bench.store.clone(),
-        dispatcher: Arc::new(bench.dispatcher.clone()),
+        dispatcher: bench.dispatcher.clone(),
         operations: None,
         events: None,
         served: Arc::new(ServedModel::new(Arc::clone(model), bench.queue.model.clone(), class)),

@@ -1,4 +1,4 @@
-//! `tritmill bench queue`: jobs per second through Redis and Postgres, or Redis alone, without a model.
+//! `tritmill bench queue`: jobs per second through Redis and Postgres, without a model.
 //!
 //! Every run has its own queue, `bench-ID@none`, and deletes its jobs and keys at the end, also after an
 //! error or Ctrl-C. A killed run leaves them, and an interrupted run leaves the jobs that the database
@@ -21,16 +21,15 @@ pub use self::{
     flow::{Bench, MicroBatch},
     processor_time::{Pids, Used},
 };
-use crate::{block_on, output, servers::ModeOptions};
+use crate::{block_on, output, servers::Servers};
 
 const EXAMPLES: &str = "\
 Examples:
   tritmill bench queue --redis redis://localhost --database postgres://tritmill@localhost/tritmill
-  tritmill bench queue --fast --redis redis://localhost --jobs 200000
   tritmill bench queue --jobs 100000 --micro-batch 64 --consumers 8 --json
   tritmill bench queue --redis-pid $(pidof redis-server) --postgres-pid $(head -1 DATA/postmaster.pid)
 
-submit: jobs recorded in Postgres and added to Redis; with --fast, both in Redis. consume: jobs pulled,
+submit: jobs recorded in Postgres and added to Redis. consume: jobs pulled,
 claimed, renewed (once, or as often as --renewals says), results written, acknowledged. start: time from submitting one job to an idle
 queue to its claim. CPU time is per process. The database must be migrated. The run deletes what it added.";
 
@@ -65,7 +64,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    servers: ModeOptions,
+    servers: Servers,
 }
 
 /// One run of a phase.
@@ -87,7 +86,7 @@ struct Figures {
 
 /// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode()?;
+    let servers = arguments.servers.needed()?;
     let figures = block_on(async {
         let bench = Bench::open(servers, "none").await?;
         let mut submitted = Vec::new();
@@ -180,8 +179,8 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
     let [p50, p99] = [50, 99].map(|percent| milliseconds(percentile(&figures.starts, percent)));
     if arguments.json {
         let rows: Vec<Value> = phases.iter().filter_map(|(name, runs)| row(name, runs)).collect();
-        output::line(json!({
-            "mode": mode(arguments), "jobs": arguments.jobs, "micro_batch": arguments.micro_batch,
+        output::json(json!({
+            "jobs": arguments.jobs, "micro_batch": arguments.micro_batch,
             "renewals": arguments.renewals,
             "producers": arguments.producers, "consumers": arguments.consumers,
             "repetitions": arguments.repetitions, "rows": rows,
@@ -191,9 +190,8 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
     }
     let (jobs, micro_batch) = (arguments.jobs, arguments.micro_batch);
     let (producers, consumers) = (arguments.producers, arguments.consumers);
-    let mode = mode(arguments);
     output::line(format_args!(
-        "{mode}: {jobs} jobs, micro-batch {micro_batch}, {producers} producers, {consumers} consumers"
+        "{jobs} jobs, micro-batch {micro_batch}, {producers} producers, {consumers} consumers"
     ))?;
     output::line("                                                CPU µs a job")?;
     output::line("phase       jobs/s  (slowest … fastest)   client   redis  postgres")?;
@@ -215,10 +213,6 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
         output::line(format_args!("start    p50 {p50:.2} ms, p99 {p99:.2} ms, of {count} jobs"))?;
     }
     Ok(())
-}
-
-fn mode(arguments: &Arguments) -> &'static str {
-    if arguments.servers.fast { "fast" } else { "journalled" }
 }
 
 fn row(name: &str, runs: &[Run]) -> Option<Value> {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use tritmill_engine::backend::cuda::tuning::{self, Trial};
+use tritmill_engine::backend::cuda::sweep::{self, Trial};
 
 use super::gpu::GpuSteps;
 use crate::{options::RunOptions, output};
@@ -48,9 +48,9 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { steps, quick, json, run } = arguments;
     let (model, options, workload) = steps.open(run, "tuning needs a GPU")?;
-    let (sweep, prompt) = (tuning::sweep(&model, options, &workload, *quick)?, steps.prompt);
+    let (sweep, prompt) = (sweep::sweep(&model, options, &workload, *quick)?, steps.prompt);
     if *json {
-        output::line(json!({
+        output::json(json!({
             "model": model.name(),
             "device": sweep.device.name,
             "prompt": prompt,

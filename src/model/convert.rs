@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot convert {} to {out}", arguments.model.model))?;
     let (tensors, inexact) = (report.tensor_count, report.inexact_scale_count);
     if arguments.json {
-        output::line(json!({
+        output::json(json!({
             "path": arguments.output,
             "tensors": tensors,
             "inexact_scales": inexact,

@@ -50,7 +50,7 @@ pub struct Arguments {
 #[group(required = true, multiple = false)]
 struct Prompt {
     /// Text to continue
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// Token ids to continue, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
@@ -91,10 +91,10 @@ struct Sampling {
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
     logit_bias: Vec<(u32, f32)>,
     /// Seed of the random numbers
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_seed, allow_negative_numbers = true)]
     seed: u64,
     /// Text that ends the answer; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// Token that ends the answer; may be given several times
     #[arg(long, value_name = "ID")]
@@ -130,6 +130,12 @@ impl Sampling {
     }
 }
 
+/// Parses a number of 64 bits; a negative one is its two's complement, as in requests.
+fn parse_seed(text: &str) -> Result<u64, String> {
+    let number = text.parse().or_else(|_| text.parse().map(i64::cast_unsigned));
+    number.map_err(|_| "expected an integer of 64 bits".to_owned())
+}
+
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let (id, bias) = text.split_once('=').ok_or("expected ID=BIAS, as in 128001=-100")?;
     let id = id.parse().map_err(|error| format!("token id '{id}': {error}"))?;
@@ -154,7 +160,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     })?;
     let choice = output.choices.first().context("the engine returned no answer")?;
     if json {
-        output::line(answer(choice))?;
+        output::json(answer(choice))?;
     } else {
         output::line("")?;
         let (prompt, completion) = (output.prompt_tokens, output.completion_tokens);
@@ -173,7 +179,7 @@ impl Prompt {
         let template = model
             .chat_template()
             .with_context(|| format!("model {} has no chat template: drop --chat", model.name()))?;
-        let message = Message { role: "user".to_owned(), content: text };
+        let message = Message::new("user", text);
         Ok(model.tokenizer().encode(&template.render(&[message], true)?, false)?)
     }
 }

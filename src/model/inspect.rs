@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         numerics_class: load::numerics_class(&model, &options)?,
     };
     if arguments.json {
-        output::line(serde_json::to_string(&Whole { inspection: &inspection, run: &run })?)?;
+        output::json(serde_json::to_value(Whole { inspection: &inspection, run: &run })?)?;
     } else {
         print(&inspection, &run)?;
     }

@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if arguments.json {
         for family in &rows {
-            output::line(row(family))?;
+            output::json(row(family))?;
         }
         return Ok(ExitCode::SUCCESS);
     }

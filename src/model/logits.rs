@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         let top: Vec<_> =
             top.iter().map(|token| json!({ "id": token.id, "logit": token.logit })).collect();
-        output::line(json!({ "positions": positions, "vocab": vocab, "top": top }))?;
+        output::json(json!({ "positions": positions, "vocab": vocab, "top": top }))?;
     } else {
         output::line(format_args!("{positions} positions, vocabulary of {vocab}; at the last:"))?;
         for token in top {

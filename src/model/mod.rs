@@ -5,6 +5,7 @@ mod generate;
 mod inspect;
 mod list;
 mod logits;
+mod prompt;
 mod pull;
 mod synth;
 
@@ -23,6 +24,8 @@ pub enum Command {
     Inspect(inspect::Arguments),
     /// Compute the logits of a token sequence
     Logits(logits::Arguments),
+    /// Show the prompt that a conversation becomes: its text and tokens
+    Prompt(prompt::Arguments),
     /// Generate an answer to one prompt
     Generate(generate::Arguments),
     /// Write a model with random weights in the shape of a real model, for benchmarks
@@ -38,6 +41,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Pull(arguments) => pull::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),
+        Command::Prompt(arguments) => prompt::run(&arguments),
         Command::Generate(arguments) => generate::run(arguments),
         Command::Synth(arguments) => synth::run(&arguments),
         Command::Convert(arguments) => convert::run(&arguments),

@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let pulled = pulling::with_progress(&Settings::from_env()?, &reference, !arguments.json)?;
     let command = format!("tritmill batch run in.jsonl -o out.jsonl --model {reference}");
     if arguments.json {
-        output::line(summary(&reference, &pulled, &command))?;
+        output::json(summary(&reference, &pulled, &command))?;
     } else {
         output::line(pulled.path.display())?;
         eprintln!("next: {command}");

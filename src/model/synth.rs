@@ -46,7 +46,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     files::synth(&shape, &arguments.output, arguments.seed)
         .with_context(|| format!("cannot write {out}"))?;
     if arguments.json {
-        output::line(json!({
+        output::json(json!({
             "path": arguments.output,
             "shape": arguments.shape,
             "layer_count": shape.layer_count,

@@ -5,13 +5,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
-use tritmill_queue::{
-    Tenant,
-    store::{Batch, BatchId, BatchState, Page, audit::AuditEntry, batches::BatchFilter},
-};
+use tritmill_admin::store::{Batch, BatchId, BatchState, audit::AuditEntry, batches::BatchFilter};
+use tritmill_queue::{Tenant, store::Page};
 
 use super::{EXIT_INCOMPLETE, block_on};
-use crate::{keys::Keeper, output};
+use crate::{keys::StoreOptions, output};
 
 /// List and cancel batches of the HTTP API, of all tenants.
 #[derive(Debug, Subcommand)]
@@ -47,7 +45,7 @@ pub struct BatchListArguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
 /// Batches.
@@ -63,7 +61,7 @@ pub struct BatchArguments {
     #[arg(value_name = "ID", required = true)]
     ids: Vec<BatchId>,
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
 /// Runs `batches …`.
@@ -75,8 +73,8 @@ pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
 }
 
 async fn list(arguments: BatchListArguments) -> anyhow::Result<ExitCode> {
-    let BatchListArguments { tenant, state, limit, after, json, keeper } = arguments;
-    let store = keeper.open().await?;
+    let BatchListArguments { tenant, state, limit, after, json, store_options } = arguments;
+    let store = store_options.open().await?;
     let filter = BatchFilter { tenant: tenant.map(Tenant), state };
     let page = Page { after, limit, ascending: false };
     for batch in store.find_batches(&filter, page).await? {
@@ -89,7 +87,7 @@ fn print(batch: &Batch, as_json: bool) -> anyhow::Result<()> {
     let Batch { id, tenant, state, lines, completed, failed, .. } = batch;
     let queue = batch.queue.as_ref().map(ToString::to_string);
     if as_json {
-        output::line(json!({
+        output::json(json!({
             "id": id.to_string(), "tenant": tenant, "state": state.as_str(), "queue": queue,
             "lines": lines, "completed": completed, "failed": failed,
             "created_at_ms": batch.created_at.0, "expires_at_ms": batch.expires_at.0,
@@ -105,7 +103,7 @@ fn print(batch: &Batch, as_json: bool) -> anyhow::Result<()> {
 }
 
 async fn cancel(arguments: &BatchArguments) -> anyhow::Result<ExitCode> {
-    let store = arguments.keeper.open().await?;
+    let store = arguments.store_options.open().await?;
     let mut all = true;
     for id in &arguments.ids {
         let Some(batch) = store.batch_of_any_tenant(*id).await? else {

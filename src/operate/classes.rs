@@ -3,13 +3,11 @@
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use serde_json::{Value, json};
-use tritmill_queue::{
-    QueueName,
-    store::{FrontStore, audit::AuditEntry, workers::Worker},
-};
+use tritmill_admin::store::{FrontStore, audit::AuditEntry};
+use tritmill_queue::{QueueName, store::workers::Worker};
 
 use super::queue_name;
-use crate::{keys::Keeper, output};
+use crate::{keys::StoreOptions, output};
 
 /// A queue, on servers or in a file.
 #[derive(Debug, Args)]
@@ -25,7 +23,7 @@ pub struct ShowArguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
 /// A queue and a numerics class.
@@ -46,12 +44,12 @@ pub struct ClassArguments {
     /// Numerics class
     class: String,
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
 impl ClassArguments {
     async fn record(&self, action: &str) -> anyhow::Result<Box<dyn FrontStore>> {
-        let store = self.keeper.open().await?;
+        let store = self.store_options.open().await?;
         let details = json!({ "numerics_class": self.class });
         let line = AuditEntry::from_command_line(action, &self.queue.to_string(), details);
         store.record_audit(&line).await.context("cannot write the audit log")?;
@@ -79,7 +77,7 @@ impl ClassArguments {
 
 /// Prints the settings and workers of a queue.
 pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
-    let store = arguments.keeper.open().await?;
+    let store = arguments.store_options.open().await?;
     let state = store.queue_state(&arguments.queue).await?;
     let mut workers = store.workers().await?;
     workers.retain(|worker| worker.heartbeat.queue == arguments.queue && worker.is_alive());
@@ -90,7 +88,7 @@ pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
             json!({ "owner": beat.owner, "device": beat.metrics.device,
                     "numerics_class": beat.metrics.numerics_class })
         };
-        output::line(json!({
+        output::json(json!({
             "queue": queue, "paused": state.paused, "limit_tokens": state.limit_tokens,
             "numerics_class": state.class, "allowed_classes": state.allowed_classes,
             "workers": workers.iter().map(worker).collect::<Vec<_>>(),

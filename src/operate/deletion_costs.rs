@@ -58,7 +58,7 @@ pub struct DeletionCostArguments {
 
 /// Runs the command.
 pub fn run(arguments: &DeletionCostArguments) -> anyhow::Result<ExitCode> {
-    let pods = Pods::of(&arguments.kubernetes, &arguments.account)?;
+    let pods = Pods::from_account(&arguments.kubernetes, &arguments.account)?;
     with_store(&arguments.servers, async |store| {
         let costs = costs(&store.workers().await?);
         let (all, mut failed) = (costs.len(), 0);
@@ -118,7 +118,7 @@ struct Pods {
 
 impl Pods {
     /// Reads a service account, as Kubernetes mounts it.
-    fn of(api: &str, account: &Path) -> anyhow::Result<Self> {
+    fn from_account(api: &str, account: &Path) -> anyhow::Result<Self> {
         let read = |name: &str| {
             let path = account.join(name);
             let text = fs::read_to_string(&path)

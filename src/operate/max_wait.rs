@@ -5,10 +5,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
-use tritmill_queue::{QueueName, store::audit::AuditEntry};
+use tritmill_admin::store::audit::AuditEntry;
+use tritmill_queue::QueueName;
 
 use super::queue_name;
-use crate::keys::Keeper;
+use crate::keys::StoreOptions;
 
 /// Longest settable wait, in seconds.
 const LONGEST: f64 = 31_536_000.0;
@@ -33,7 +34,7 @@ pub struct MaxWaitArguments {
     #[arg(value_name = "SECONDS", value_parser = wait)]
     seconds: Option<f64>,
     #[command(flatten)]
-    keeper: Keeper,
+    store_options: StoreOptions,
 }
 
 fn wait(text: &str) -> Result<f64, String> {
@@ -45,8 +46,8 @@ fn wait(text: &str) -> Result<f64, String> {
 impl MaxWaitArguments {
     /// Sets the longest wait, and records this in the audit log.
     pub async fn run(&self) -> anyhow::Result<()> {
-        let Self { queue, seconds, keeper } = self;
-        let store = keeper.open().await?;
+        let Self { queue, seconds, store_options } = self;
+        let store = store_options.open().await?;
         let detail = json!({ "max_wait_s": seconds });
         let line = AuditEntry::from_command_line("queue.max_wait", &queue.to_string(), detail);
         store.record_audit(&line).await.context("cannot write the audit log")?;

@@ -58,7 +58,7 @@ pub fn run(command: WorkersCommand) -> anyhow::Result<ExitCode> {
                     let silent = worker.silent.as_secs_f64();
                     let draining = beat.draining || worker.drain_requested;
                     if json {
-                        output::line(json!({
+                        output::json(json!({
                             "owner": beat.owner, "queue": beat.queue.to_string(), "host": beat.host,
                             "pid": beat.pid, "running": beat.running, "slots": beat.slots,
                             "draining": draining, "tokens_per_s": beat.tokens_per_s,

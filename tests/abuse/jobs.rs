@@ -14,8 +14,8 @@ fn unreadable_entries_are_counted_and_other_jobs_are_answered() {
     let (ids, _) = rig::submit(&fleet, &LINE.repeat(4), &[]);
     // An entry of another program, one of a later release, an invalid one, and a job of a later release.
     rig::redis(&fleet, &format!("XADD {STREAM} * junk 1"));
-    rig::redis(&fleet, &format!("XADD {STREAM} * v 2 id {} cost 1", ids[1]));
-    rig::redis(&fleet, &format!("XADD {STREAM} * v 1 id {} cost many", ids[1]));
+    rig::redis(&fleet, &format!("XADD {STREAM} * version 2 id {} cost 1", ids[1]));
+    rig::redis(&fleet, &format!("XADD {STREAM} * version 1 id {} cost many", ids[1]));
     let later = "UPDATE open_jobs SET job = '\\x0900c0', attempts_max = 2 WHERE id =";
     rig::sql(&fleet, &format!("{later} '{}'", ids[0]));
     let worker = fleet.worker(&[]);

@@ -144,9 +144,9 @@ fn redis_tls_errors_are_named_without_the_password() {
 }
 
 /// Installs a certificate, owned by the server's user.
-fn certify(fleet: &Fleet, authority: &Authority) {
+fn certify(fleet: &Fleet, authority: &Authority, name: &str) {
     for kind in ["crt", "key"] {
-        let source = authority.path("server", kind);
+        let source = authority.path(name, kind);
         open_to_all(Path::new(&source));
         rig::beside_postgres(fleet, &format!("install -m 600 {source} server.{kind}"));
     }
@@ -171,7 +171,7 @@ fn postgres_with_a_private_authority_is_verified() {
     let (code, _, stderr) = fleet.run(&["queue", "list", "--database", &right]);
     assert_eq!(code, Some(1), "the server has no TLS yet");
     assert!(rig::is_one_error_line(&stderr) && stderr.contains("TLS"), "{stderr}");
-    certify(&fleet, &authority);
+    certify(&fleet, &authority, "server");
     crate::fleet::eventually("the server accepts TLS", || {
         fleet.run(&["queue", "list", "--database", &right]).0 == Some(0)
     });
@@ -191,5 +191,20 @@ fn postgres_with_a_private_authority_is_verified() {
         assert_eq!(code, Some(1), "{query}");
         assert!(rig::is_one_error_line(&stderr), "{stderr}");
         assert!(stderr.contains(expect) && !stderr.contains("s3cr3t"), "{query}: {stderr}");
+    } // As docs/OPERATIONS.md says to make one, and as `openssl req -x509` makes one by itself.
+    for (name, is_authority) in [("leaf_own", "FALSE"), ("ca_own", "TRUE")] {
+        let constraints = format!("basicConstraints=critical,CA:{is_authority}");
+        let names = "subjectAltName=IP:127.0.0.1";
+        let words = ["-x509", "-days", "9", "-subj", "/CN=own", "-addext", names, "-addext"];
+        authority.make(name, &[&words, &[constraints.as_str()]]);
+        certify(&fleet, &authority, name);
+        let own = url(&format!("sslmode=verify-full&sslrootcert={}", authority.path(name, "crt")));
+        crate::fleet::eventually("the server has this certificate", || {
+            let (code, _, stderr) = fleet.run(&["queue", "list", "--database", &own]);
+            match is_authority {
+                "FALSE" => code == Some(0),
+                _ => code == Some(1) && stderr.contains("basicConstraints=critical,CA:FALSE"),
+            }
+        });
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
+use tritmill_admin::store::KeyRole;
 use tritmill_admin::{Access, ROUTES, Route};
-use tritmill_queue::store::KeyRole;
 
 use crate::{
     fleet::Fleet,
@@ -18,7 +18,7 @@ struct Visitor {
 }
 
 impl Visitor {
-    fn of(admin: &Admin, key: &str) -> Self {
+    fn new(admin: &Admin, key: &str) -> Self {
         Self { caller: admin.with(key), session: admin.with("").log_in(key) }
     }
 
@@ -90,7 +90,7 @@ fn every_route_checks_role_and_tenant() {
         })
         .collect();
     let others =
-        KeyRole::ALL.map(|role| (role, Visitor::of(&admin, &key(&fleet, "other", role.as_str()))));
+        KeyRole::ALL.map(|role| (role, Visitor::new(&admin, &key(&fleet, "other", role.as_str()))));
     for route in ROUTES {
         let (here, nowhere) = (path(route, &ids), path(route, &no_ids));
         let is_public = route.access == Access::Public;
@@ -199,4 +199,32 @@ fn every_response_has_security_headers() {
     assert_eq!(admin.with("").get("/none").error(), (404, "unknown_url".to_owned()));
     assert_eq!(admin.with("").get("/healthz").status, 200);
     assert_eq!(admin.with("").get("/readyz").status, 200);
+}
+
+#[test]
+fn paths_name_their_methods_and_odd_heads_are_refused() {
+    let (_fleet, admin) = Admin::without_worker();
+    let caller = admin.first();
+    let ask = |method: &str, path: &str, headers: &str| {
+        caller.send(caller.head(method, path, headers).as_bytes())
+    };
+    let wrong = ask("DELETE", "/v1/models", "");
+    assert_eq!(wrong.error(), (405, "method_not_allowed".to_owned()));
+    assert_eq!(wrong.header("allow"), Some("get,head"));
+    assert_eq!(ask("PUT", "/v1/files", "").header("allow"), Some("get,head,post"));
+    let options = ask("OPTIONS", "/v1/chat/completions", "");
+    assert_eq!((options.status, options.header("allow")), (204, Some("post")));
+    let head = ask("HEAD", "/v1/models", "");
+    assert_eq!((head.status, head.body.len()), (200, 0));
+    assert_eq!(ask("GET", "/v1/nothing", "").error(), (404, "unknown_url".to_owned()));
+    assert_eq!(ask("GET", "/v1/files/%ff", "").error(), (400, "invalid_path".to_owned()));
+    let length = "Content-Length: 2\r\nContent-Type: application/json\r\nContent-Encoding: ";
+    let encoded = |encoding: &str| {
+        let head = caller.head("POST", "/v1/completions", &format!("{length}{encoding}\r\n"));
+        caller.send(format!("{head}{{}}").as_bytes())
+    };
+    let gzip = encoded("gzip");
+    assert_eq!(gzip.error(), (415, "unsupported_encoding".to_owned()));
+    assert_eq!(gzip.header("accept-encoding"), Some("identity"));
+    assert_eq!(encoded("identity").error(), (400, "missing_field".to_owned()));
 }

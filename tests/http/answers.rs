@@ -54,14 +54,16 @@ fn answers_are_the_same_whole_and_streamed() {
     usage["prompt_tokens_details"]["cached_tokens"] = json!(31);
     assert_eq!((&last["usage"], &last["choices"]), (&usage, &json!([])));
 
+    let prompts = ["Paid", "Due 3/3/24", "Paid"];
     let body =
-        json!({ "model": "demo@i2_s", "prompt": "Paid", "n": 2, "max_tokens": 4, "seed": 1 });
+        json!({ "model": "demo@i2_s", "prompt": prompts, "n": 2, "max_tokens": 4, "seed": 1 });
     let plain = caller.post("/v1/completions", &body).json();
     assert_eq!(plain["object"], "text_completion");
     let mut body = body;
     body["stream"] = json!(true);
     let streamed = caller.post("/v1/completions", &body);
-    for choice in 0..2 {
+    assert_eq!(plain["choices"].as_array().unwrap().len(), 6);
+    for choice in 0..6 {
         let text: String = streamed
             .events()
             .iter()

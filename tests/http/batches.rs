@@ -67,6 +67,32 @@ pub fn embedded(content: &str) -> HashMap<String, Value> {
 }
 
 #[test]
+fn line_that_the_database_refuses_is_an_error_and_the_others_are_answered() {
+    let (fleet, _worker, admin) = Admin::with_worker();
+    let short = "ALTER TABLE open_jobs ADD CONSTRAINT short CHECK (octet_length(job) < 2000)";
+    fleet.sql(short);
+    let caller = admin.first();
+    let noise: String = (0..3000).map(|_| fastrand::alphanumeric()).collect();
+    let long = |index| {
+        changed(index, |line| line["body"]["messages"][0]["content"] = json!(noise.as_str()))
+    };
+    let (good, more) = (lines(30), lines(45)[lines(30).len()..].to_owned());
+    let content = format!("{}{good}{}{more}{}", long(90), long(91), long(92));
+    let batch = caller.finished(&caller.batch(content.as_bytes(), "24h"));
+    assert_eq!(batch["status"], "completed", "{batch}");
+    assert_eq!(batch["request_counts"], json!({ "total": 48, "completed": 45, "failed": 3 }));
+    let answers = caller.lines(&batch["output_file_id"]);
+    assert_eq!(by_name(&answers), embedded(&format!("{good}{more}")));
+    let errors = caller.lines(&batch["error_file_id"]);
+    let names: Vec<&Value> = errors.iter().map(|line| &line["custom_id"]).collect();
+    assert_eq!(names, ["q90", "q91", "q92"]);
+    for error in errors.iter().map(|line| &line["response"]["body"]["error"]) {
+        assert_eq!(error["code"], "not_storable");
+        assert!(error["message"].as_str().unwrap().contains("\"short\""), "{error}");
+    }
+}
+
+#[test]
 fn batch_has_the_answers_of_an_embedded_run_and_an_error_file() {
     let (_fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
@@ -290,7 +316,7 @@ fn batch_of_a_million_lines_needs_bounded_memory() {
     assert!(peak < 300_000, "{peak} kB with Postgres");
     let folder = tempfile::tempdir().unwrap();
     let words = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
-    let service = Admin::of(alone(folder.path(), &[&words[..], &LIMITS].concat()));
+    let service = Admin::run(alone(folder.path(), &[&words[..], &LIMITS].concat()));
     let model = service.peak_kb();
     let peak = peak_of_a_million(&service);
     assert!(peak < 300_000 + model, "{peak} kB with SQLite, {model} kB of them with the model");

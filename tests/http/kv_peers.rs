@@ -35,7 +35,7 @@ fn blocks_are_read_from_another_worker_that_has_the_same_key() {
         let mut command = alone(folder, &["standalone", "--json", "--threads", "1"]);
         command.args(["--api", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--kv-cache-dir"]);
         command.arg(folder.join("kv")).args(words);
-        Admin::of(command)
+        Admin::run(command)
     };
     let first = start(0, &["--kv-peer-key", "secret"]);
     let caller = first.first();
@@ -62,7 +62,8 @@ fn blocks_are_read_from_another_worker_that_has_the_same_key() {
     assert_eq!(answer(&fourth.first(), 3), (expected[2].clone(), json!(0)));
 
     let hash = &files()[0];
-    let status = |path: &str, key: &str| Caller::of(pages.clone(), key.to_owned()).get(path).status;
+    let status =
+        |path: &str, key: &str| Caller::new(pages.clone(), key.to_owned()).get(path).status;
     assert_eq!(status(&format!("/kv/{hash}"), "secret"), 200);
     assert_eq!(status(&format!("/kv/{hash}"), ""), 401);
     assert_eq!(status(&format!("/kv/{}", "0".repeat(64)), "secret"), 404);

@@ -102,7 +102,7 @@ fn answers_both(memory: u64) -> (WorkerProcess, TempDir) {
     let service = WorkerProcess::start(both(alone(folder.path(), &WORDS), memory));
     let text = |name: &str| service.ready[name].as_str().unwrap().to_owned();
     assert_eq!(service.ready["workers"].as_array().unwrap().len(), 2, "{}", service.ready);
-    let caller = Caller::of(text("api"), text("first_key"));
+    let caller = Caller::new(text("api"), text("first_key"));
     let listed = caller.get("/v1/models").json();
     for name in ["demo", "tiny", "tiny@i2_s"] {
         let mut models = listed["data"].as_array().unwrap().iter();

@@ -26,7 +26,7 @@ impl Admin {
     pub fn start(fleet: &Fleet, arguments: &[&str]) -> Self {
         let mut command = fleet.command(&["admin", "--json", "--listen", "127.0.0.1:0"]);
         command.args(arguments);
-        Self::of(command)
+        Self::run(command)
     }
 
     /// Starts servers, a worker with the demo model, and an admin.
@@ -44,7 +44,7 @@ impl Admin {
     }
 
     /// Starts a command with `--json` and waits until it is ready.
-    pub fn of(mut command: Command) -> Self {
+    pub fn run(mut command: Command) -> Self {
         command.stderr(Stdio::piped());
         let process = WorkerProcess::start(command);
         let text = |name: &str| process.ready[name].as_str().map(str::to_owned);
@@ -196,7 +196,7 @@ pub struct Caller {
 
 impl Caller {
     /// Returns a caller of the API at an address.
-    pub fn of(listen: String, key: String) -> Self {
+    pub fn new(listen: String, key: String) -> Self {
         Self { listen, key }
     }
 

@@ -39,7 +39,7 @@ impl Service {
     fn start_again(&mut self) {
         self.admin = None;
         let words = ["standalone", "--json", "--threads", "1", "--api", &self.listen];
-        self.admin = Some(Admin::of(alone(self.folder.path(), &words)));
+        self.admin = Some(Admin::run(alone(self.folder.path(), &words)));
     }
 
     fn admin(&self) -> &Admin {

@@ -26,7 +26,7 @@ fn sqlite_store_keeps_keys_files_and_batches_over_a_kill() {
     let folder = tempfile::tempdir().unwrap();
     // Slow enough that a long answer is streamed in several events.
     let slow = [&WORDS[..], &["--isa", "scalar"]].concat();
-    let service = Admin::of(alone(folder.path(), &slow));
+    let service = Admin::run(alone(folder.path(), &slow));
     let caller = service.first();
     let answer = caller.post("/v1/chat/completions", &question(json!({}))).json();
     assert_eq!(answer["choices"][0]["message"]["content"], "2024-03-03");
@@ -57,7 +57,7 @@ fn sqlite_store_keeps_keys_files_and_batches_over_a_kill() {
     service.signal(Signal::Kill);
     let key = service.first_key.clone().unwrap();
     drop(service);
-    let mut service = Admin::of(alone(folder.path(), &WORDS));
+    let mut service = Admin::run(alone(folder.path(), &WORDS));
     assert!(service.first_key.is_none());
     let caller = service.with(&key);
     let batch = caller.finished(&id);
@@ -70,7 +70,7 @@ fn sqlite_store_keeps_keys_files_and_batches_over_a_kill() {
 #[test]
 fn standalone_with_servers_can_be_joined_by_an_admin() {
     let fleet = Fleet::empty();
-    let service = Admin::of(fleet.command(&WORDS));
+    let service = Admin::run(fleet.command(&WORDS));
     let caller = service.first();
     let answer = caller.post("/v1/chat/completions", &question(json!({}))).json();
     assert_eq!(answer["choices"][0]["message"]["content"], "2024-03-03");
@@ -78,4 +78,18 @@ fn standalone_with_servers_can_be_joined_by_an_admin() {
     let streamed = admin.with(service.first_key.as_deref().unwrap());
     let streamed = streamed.post("/v1/chat/completions", &question(json!({ "stream": true })));
     assert_eq!(streamed.events().last().map(String::as_str), Some("[DONE]"));
+}
+
+#[test]
+fn first_key_is_in_a_file_that_only_its_owner_can_read() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let service = Admin::run(alone(folder.path(), &WORDS));
+    let mode = |name: &str| {
+        let metadata = std::fs::metadata(folder.path().join(name)).unwrap();
+        metadata.permissions().mode() & 0o777
+    };
+    let key = std::fs::read_to_string(folder.path().join("store-first-key")).unwrap();
+    assert_eq!(Some(key.trim()), service.first_key.as_deref());
+    assert_eq!(["store", "store-wal", "store-first-key"].map(mode), [0o600; 3]);
 }

@@ -1,7 +1,5 @@
 //! Batches that wait, that fail their driver, and that exceed limits hold up no others; what operators can do.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use tritmill_servers::Signal;
 
@@ -195,33 +193,6 @@ fn large_file_is_validated_in_steps() {
     let _second = Admin::start(&fleet, &[]);
     eventually("no custom_id is kept", || fleet.rows(&["batch_custom_ids"]) == 0);
     cancel(&caller, &good);
-}
-
-#[test]
-fn batches_of_the_previous_release_continue() {
-    let (fleet, mut admin) = Admin::without_worker();
-    let caller = admin.first();
-    let id = caller.batch(lines(5).as_bytes(), "24h");
-    eventually("the batch is in progress", || state(&caller, &id) == "in_progress");
-    admin.signal(Signal::Terminate);
-    assert_eq!(admin.wait(Duration::from_secs(20)), Some(0));
-    // As the previous release writes them, and claims them with its own statements.
-    fleet.sql("UPDATE batches SET batch = batch - 'steps', next_at = DEFAULT");
-    let claimed = fleet.sql(
-        "UPDATE batches SET epoch = epoch + 1, owner = 'old', lease_until = store_now_ms(NULL) + 500
-         WHERE id IN (SELECT id FROM batches
-             WHERE state IN ('validating', 'in_progress', 'finalizing', 'cancelling')
-               AND (lease_until IS NULL OR lease_until <= store_now_ms(NULL)) ORDER BY id LIMIT 16
-             FOR UPDATE SKIP LOCKED) RETURNING owner",
-    );
-    assert!(claimed.contains("old"), "{claimed}");
-    let second = Admin::start(&fleet, &[]);
-    eventually("a step of the batch is done", || {
-        fleet.sql("SELECT owner IS NULL AND lost_leases = 0 FROM batches").trim() == "t"
-    });
-    let _worker = fleet.worker(&[]);
-    let caller = second.with(admin.first_key.as_deref().unwrap());
-    assert_eq!(caller.finished(&id)["status"], "completed");
 }
 
 /// Returns the ids of an operator's list.

@@ -252,7 +252,7 @@ fn servers_without_file_descriptors_go_on() {
     let fleet = Fleet::start();
     // So few that connections fail to be accepted before there are too many.
     let words = ["admin", "--json", "--listen", "127.0.0.1:0"];
-    let admin = Admin::of(with_files(&fleet, 64, &words));
+    let admin = Admin::run(with_files(&fleet, 64, &words));
     let caller = admin.first();
     assert_eq!(caller.get("/v1/models").status, 200);
     let strangers = hold(&admin.listen, 500);

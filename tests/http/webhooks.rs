@@ -125,7 +125,7 @@ fn webhook(caller: &Caller, batch: &Value) -> Value {
 /// Returns a standalone service that may call webhooks on this machine.
 fn service(folder: &Path) -> Admin {
     let words = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
-    Admin::of(alone(folder, &[&words[..], &["--webhook-allow-private"]].concat()))
+    Admin::run(alone(folder, &[&words[..], &["--webhook-allow-private"]].concat()))
 }
 
 /// Returns whether the openai package accepts the signature of a request.
@@ -222,7 +222,7 @@ fn host_that_hangs_delays_no_other_webhooks() {
 fn private_addresses_are_not_called() {
     let folder = tempfile::tempdir().unwrap();
     let words = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
-    let service = Admin::of(alone(folder.path(), &words));
+    let service = Admin::run(alone(folder.path(), &words));
     let caller = service.first();
     let receiver = Receiver::start(&[Reaction::Answer(200)]);
     for host in ["127.0.0.1", "[::1]", "169.254.169.254", "[::ffff:127.0.0.1]", "0.0.0.0"] {

@@ -1,8 +1,6 @@
 //! A Redis, a Postgres and workers for one test, and the program run against them.
 
 use std::{
-    collections::BTreeMap,
-    fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
     process::{Child, Command, Stdio},
@@ -40,6 +38,11 @@ pub fn program(arguments: &[&str]) -> Command {
     command
 }
 
+/// Returns a file for the first key, outside of the current folder.
+fn first_key_file(port: u16) -> String {
+    format!("{}/first-key-{port}", env!("CARGO_TARGET_TMPDIR"))
+}
+
 /// Both servers.
 pub struct Fleet {
     pub redis: Redis,
@@ -64,6 +67,7 @@ impl Fleet {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = program(arguments);
         command.env("REDIS_URL", self.redis.url()).env("DATABASE_URL", self.postgres.url());
+        command.env("TRITMILL_FIRST_KEY_FILE", first_key_file(self.redis.port()));
         command
     }
 
@@ -74,7 +78,11 @@ impl Fleet {
 
     /// Returns the number of keys in Redis.
     pub fn redis_keys(&self) -> u64 {
-        redis_keys(&self.redis)
+        let mut stream = TcpStream::connect(("127.0.0.1", self.redis.port())).unwrap();
+        stream.write_all(b"DBSIZE\r\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line.trim_start_matches(':').trim().parse().unwrap()
     }
 
     /// Deletes everything in Redis.
@@ -111,71 +119,6 @@ impl Fleet {
         let mut command = self.command(&[command, "--json", "--threads", "1", "--lease", "2"]);
         command.args(arguments).stderr(Stdio::piped());
         WorkerProcess::start(command)
-    }
-}
-
-/// A Redis for the fast mode.
-pub struct Fast {
-    pub redis: Redis,
-}
-
-impl Fast {
-    pub fn start() -> Self {
-        Self { redis: Redis::start().unwrap() }
-    }
-
-    /// Returns the program in the fast mode.
-    pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = program(arguments);
-        command.arg("--fast").env("REDIS_URL", self.redis.url());
-        command
-    }
-
-    /// Returns the program as a worker in the fast mode.
-    pub fn worker(&self, arguments: &[&str]) -> Command {
-        let mut command = self.command(&["worker", "--json", "--threads", "1", "--lease", "2"]);
-        command.args(arguments);
-        command
-    }
-
-    /// Runs the program; returns its exit code, standard output and standard error.
-    pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        run(&mut self.command(arguments))
-    }
-
-    /// Submits lines; returns the job ids by custom_id.
-    pub fn submit(&self, lines: &str, arguments: &[&str]) -> BTreeMap<String, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let input = folder.path().join("in");
-        fs::write(&input, lines).unwrap();
-        let words = [&["submit", input.to_str().unwrap()], arguments].concat();
-        let (code, stdout, stderr) = self.run(&words);
-        assert_eq!(code, Some(0), "{stderr}");
-        let read = |line: &str| {
-            let line: Value = serde_json::from_str(line).unwrap();
-            let text = |name: &str| line[name].as_str().unwrap().to_owned();
-            (text("custom_id"), text("id"))
-        };
-        stdout.lines().map(read).collect()
-    }
-
-    /// Waits for jobs; returns the exit code and the jobs in the order of the ids.
-    pub fn watch(&self, ids: &[&str]) -> (Option<i32>, Vec<Value>) {
-        let words = [&["watch", "--timeout", "120"], ids].concat();
-        let (code, stdout, _) = self.run(&words);
-        (code, stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
-    }
-
-    /// Waits for jobs that must complete; returns their choices by custom_id.
-    pub fn answers(&self, jobs: &BTreeMap<String, String>) -> BTreeMap<String, Value> {
-        let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
-        let (code, finished) = self.watch(&ids);
-        assert_eq!((code, finished.len()), (Some(0), jobs.len()));
-        let answered = jobs.keys().zip(&finished).map(|(name, job)| {
-            assert_eq!(job["state"], "completed", "{job}");
-            (name.clone(), job["choices"].clone())
-        });
-        answered.collect()
     }
 }
 
@@ -272,15 +215,6 @@ pub fn run(command: &mut Command) -> (Option<i32>, String, String) {
 pub fn series(page: &str, name: &str) -> Option<f64> {
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.map(|value| value.parse().unwrap())
-}
-
-/// Returns the number of keys in a Redis.
-pub fn redis_keys(redis: &Redis) -> u64 {
-    let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
-    stream.write_all(b"DBSIZE\r\n").unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).unwrap();
-    line.trim_start_matches(':').trim().parse().unwrap()
 }
 
 /// Waits until a condition holds; fails after a minute.

@@ -5,6 +5,7 @@
 //! wait for each other. The thread sleeps while the engine is idle and ends when the other side is
 //! dropped.
 
+mod jobs;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jobs::Jobs;
 use parking_lot::{FairMutex, Mutex};
 use tokio::sync::mpsc as async_mpsc;
 use tritmill_engine::{
@@ -54,7 +56,7 @@ impl Turns {
     }
 
     /// Returns the turn on a device.
-    pub fn of(&self, device: &str) -> Option<Turn> {
+    pub fn turn(&self, device: &str) -> Option<Turn> {
         let mut turns = self.0.as_ref()?.lock();
         Some(Arc::clone(turns.entry(device.to_owned()).or_default()))
     }
@@ -62,7 +64,7 @@ impl Turns {
 
 #[derive(Debug)]
 enum Command {
-    Submit(ClaimRef, Box<Request>, bool),
+    Submit(ClaimRef, Vec<Request>, bool),
     Cancel(ClaimRef),
 }
 
@@ -94,7 +96,7 @@ pub enum End {
 #[derive(Debug)]
 pub struct EngineThread {
     commands: Option<mpsc::SyncSender<Command>>,
-    /// The engine's reports: every submitted request ends exactly once. The channel returns `None`
+    /// The engine's reports: every submitted job ends exactly once. The channel returns `None`
     /// after a panic of the thread.
     pub reports: async_mpsc::Receiver<Report>,
     thread: Option<JoinHandle<()>>,
@@ -128,22 +130,22 @@ impl EngineThread {
         let step_count = Arc::new(AtomicU64::new(0));
         let steps = Arc::clone(&step_count);
         let body = move || {
-            let requests = HashMap::new();
+            let jobs = Jobs::default();
             let step_count = steps;
-            EngineLoop { engine, device, turn, requests, inbox, outbox, step_count, metrics }.run();
+            EngineLoop { engine, device, turn, jobs, inbox, outbox, step_count, metrics }.run();
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), step_count })
     }
 
-    /// Starts a request and reports its text as it grows if `stream` is set. Returns false if the
-    /// engine has too many unread commands. A dead thread is visible from `reports`.
+    /// Starts the requests of a job, one for each of its prompts, and reports their text as it grows if `stream` is
+    /// set. Returns false if the engine has too many unread commands. A dead thread is visible from `reports`.
     #[must_use]
-    pub fn submit(&self, held: ClaimRef, request: Box<Request>, stream: bool) -> bool {
-        self.send(Command::Submit(held, request, stream))
+    pub fn submit(&self, held: ClaimRef, requests: Vec<Request>, stream: bool) -> bool {
+        self.send(Command::Submit(held, requests, stream))
     }
 
-    /// Ends a request early; its end is still reported. Returns false as [`Self::submit`] does.
+    /// Ends a job early; its end is still reported. Returns false as [`Self::submit`] does.
     #[must_use]
     pub fn cancel(&self, held: ClaimRef) -> bool {
         self.send(Command::Cancel(held))
@@ -178,24 +180,11 @@ impl Drop for EngineThread {
     }
 }
 
-/// A request in the engine.
-struct ActiveRequest {
-    held: ClaimRef,
-    /// Its tokens, if it can be resumed from them.
-    tokens: Option<Vec<u32>>,
-    /// Number of tokens in the last progress report.
-    reported: usize,
-    stream: bool,
-    has_token: bool,
-    /// Time of its arrival, until its first step.
-    waits_since: Option<Instant>,
-}
-
 struct EngineLoop {
     engine: Engine,
     device: usize,
     turn: Option<Turn>,
-    requests: HashMap<RequestId, ActiveRequest>,
+    jobs: Jobs,
     inbox: mpsc::Receiver<Command>,
     outbox: async_mpsc::Sender<Report>,
     step_count: Arc<AtomicU64>,
@@ -214,6 +203,7 @@ impl EngineLoop {
             }
             // After the turn, so that other engines compute meanwhile.
             self.engine.wait(&step);
+            let mut has_ended = false;
             // What is not taken out of the report is memory for the next one.
             for event in &mut step.events {
                 match event {
@@ -221,9 +211,18 @@ impl EngineLoop {
                         self.handle_delta(*id, *choice, text, tokens);
                     }
                     Event::Finished { id, output } => {
+                        has_ended = true;
                         self.finish(*id, End::Finished(std::mem::take(output)));
                     }
-                    Event::Failed { id, error, .. } => self.finish(*id, End::Failed(error.clone())),
+                    Event::Failed { id, error, .. } => {
+                        has_ended = true;
+                        self.finish(*id, End::Failed(error.clone()));
+                    }
+                }
+            }
+            if has_ended {
+                for (held, end) in self.jobs.refill(&mut self.engine) {
+                    self.report(Report::Ended(held, end));
                 }
             }
         }
@@ -270,8 +269,8 @@ impl EngineLoop {
         self.engine.record_time(report, took);
         self.step_count.fetch_add(1, Ordering::Relaxed);
         for id in &report.admitted {
-            let request = self.requests.get_mut(id);
-            if let Some(since) = request.and_then(|request| request.waits_since.take()) {
+            let job = self.jobs.find(*id, 0);
+            if let Some(since) = job.and_then(|(.., job)| job.waits_since.take()) {
                 self.metrics.record_wait(self.device, began.saturating_duration_since(since));
             }
         }
@@ -281,46 +280,28 @@ impl EngineLoop {
 
     fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Submit(held, request, stream) => {
-                let resumable = request.sampling.n == 1 && request.sampling.logprobs.is_none();
-                let tokens = resumable.then(|| request.resume.clone());
-                let reported = request.resume.len();
-                match self.engine.submit(*request) {
-                    Ok(id) => {
-                        let waits_since = Some(Instant::now());
-                        let has_token = false;
-                        let request = ActiveRequest {
-                            held,
-                            tokens,
-                            reported,
-                            stream,
-                            has_token,
-                            waits_since,
-                        };
-                        self.requests.insert(id, request);
-                    }
-                    Err(error) => self.report(Report::Ended(held, End::Refused(error))),
+            Command::Submit(held, requests, stream) => {
+                if let Some(end) = self.jobs.start(&mut self.engine, held, requests, stream) {
+                    self.report(Report::Ended(held, end));
                 }
             }
             Command::Cancel(held) => {
-                let found = self.requests.iter().find(|(_, request)| request.held == held);
-                if let Some((id, _)) = found {
-                    self.engine.cancel(*id);
+                if let Some(end) = self.jobs.cancel(&mut self.engine, held) {
+                    self.report(Report::Ended(held, end));
                 }
             }
         }
     }
 
     fn handle_delta(&mut self, id: RequestId, choice: u32, text: &mut String, new: &[u32]) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        let held = request.held;
-        let is_first = !std::mem::replace(&mut request.has_token, true);
-        let text = (request.stream && !text.is_empty()).then(|| std::mem::take(text));
+        let Some((held, choice, job)) = self.jobs.find(id, choice) else { return };
+        let is_first = !std::mem::replace(&mut job.has_token, true);
+        let text = (job.stream && !text.is_empty()).then(|| std::mem::take(text));
         let mut progress = None;
-        if let Some(tokens) = &mut request.tokens {
+        if let Some(tokens) = &mut job.tokens {
             tokens.extend(new);
-            if tokens.len() >= request.reported + PROGRESS_TOKENS {
-                request.reported = tokens.len();
+            if tokens.len() >= job.reported + PROGRESS_TOKENS {
+                job.reported = tokens.len();
                 progress = Some(tokens.clone());
             }
         }
@@ -331,8 +312,8 @@ impl EngineLoop {
     }
 
     fn finish(&mut self, id: RequestId, end: End) {
-        if let Some(request) = self.requests.remove(&id) {
-            self.report(Report::Ended(request.held, end));
+        if let Some((held, end)) = self.jobs.finish(id, end) {
+            self.report(Report::Ended(held, end));
         }
     }
 

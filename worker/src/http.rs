@@ -23,7 +23,7 @@ pub const CONNECTIONS_MAX: usize = 256;
 /// How long the listener may be broken before [`serve`] fails.
 const FAILURE_LIMIT: Duration = Duration::from_secs(30);
 /// Longest wait for a client.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// KV blocks that other workers may read.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ pub async fn serve(
     connections: usize,
 ) -> io::Result<()> {
     let bounds = Bounds {
-        patience: PATIENCE,
+        client_timeout: CLIENT_TIMEOUT,
         give_up_after: Some(FAILURE_LIMIT),
         ..Bounds::of_connections(connections)
     };

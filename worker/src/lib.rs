@@ -21,5 +21,5 @@ mod worker;
 
 pub use metrics::Metrics;
 pub use pool::{LoadFailure, Loader, Pages, Pool, PoolError, PoolUnit};
-pub use served::ServedModel;
+pub use served::{ServedModel, template_messages};
 pub use worker::{Committed, Device, Mode, Stop, Worker, WorkerConfig, WorkerError};

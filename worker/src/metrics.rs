@@ -27,10 +27,12 @@ use self::{
     engine::{EngineSteps, Latencies},
     upkeep::Upkeep,
 };
-use crate::worker::Committed;
+use crate::worker::committed::Committed;
 
 /// A worker that has not read its queue for this long is not ready.
 const READ_LIMIT: Duration = Duration::from_secs(30);
+/// A failed call of the store counts for this long, whatever else the store answers.
+const FAILURE_COUNTS_FOR_MS: i64 = 10_000;
 
 /// Counters, gauges and readiness of a worker.
 #[derive(Debug)]
@@ -70,7 +72,8 @@ pub struct Metrics {
     /// leases.
     last_renewal: AtomicI64,
     /// Failures of store or dispatcher since the last successful read.
-    failures_in_a_row: AtomicU64,
+    store_failures: Failures,
+    dispatcher_failures: Failures,
     draining: AtomicBool,
     /// The reason why each device is suspended, by index; `None` for a device that is not.
     device_failures_now: Mutex<Vec<Option<String>>>,
@@ -120,11 +123,31 @@ impl Default for Metrics {
             started: Instant::now(),
             last_read: AtomicI64::new(-1),
             last_renewal: AtomicI64::new(-1),
-            failures_in_a_row: AtomicU64::new(0),
+            store_failures: Failures::default(),
+            dispatcher_failures: Failures::default(),
             draining: AtomicBool::new(false),
             device_failures_now: Mutex::default(),
             registry,
         }
+    }
+}
+
+/// Failures of a server since its last answer.
+#[derive(Debug, Default)]
+struct Failures {
+    in_a_row: AtomicU64,
+    /// When the last one was.
+    last_ms: AtomicI64,
+}
+
+impl Failures {
+    fn add(&self, now_ms: i64) {
+        self.last_ms.store(now_ms, Ordering::Relaxed);
+        self.in_a_row.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.in_a_row.store(0, Ordering::Relaxed);
     }
 }
 
@@ -150,7 +173,7 @@ impl WorkerMetrics<'_> {
 
 impl Metrics {
     /// Returns the metrics of a worker with this dispatcher.
-    pub fn of(dispatcher: &RedisDispatcher) -> Self {
+    pub fn from_dispatcher(dispatcher: &RedisDispatcher) -> Self {
         Self { dispatcher: Some(dispatcher.clone()), ..Self::default() }
     }
 
@@ -186,10 +209,11 @@ impl Metrics {
         if age > READ_LIMIT && self.running.get() == 0 {
             return Some(format!("last read its queue {} s ago", age.as_secs()));
         }
-        match self.failures_in_a_row.load(Ordering::Relaxed) {
-            0 => None,
-            count => Some(format!("store or dispatcher failed {count} times in a row")),
-        }
+        let failing = [("store", &self.store_failures), ("dispatcher", &self.dispatcher_failures)];
+        failing.into_iter().find_map(|(name, failures)| {
+            let count = failures.in_a_row.load(Ordering::Relaxed);
+            (count > 0).then(|| format!("the {name} failed {count} times in a row"))
+        })
     }
 
     /// Faults that were detected and corrected.
@@ -293,7 +317,8 @@ impl Metrics {
     /// Clears what holds only while engines run: they have ended, and others may come.
     pub(crate) fn unloaded(&self) {
         self.draining.store(false, Ordering::Relaxed);
-        self.failures_in_a_row.store(0, Ordering::Relaxed);
+        self.store_failures.end();
+        self.dispatcher_failures.end();
         self.last_read.store(-1, Ordering::Relaxed);
         self.no_lease_held();
         self.set_in_flight(0, 0);
@@ -329,12 +354,31 @@ impl Metrics {
 
     pub(crate) fn queue_read(&self) {
         self.last_read.store(self.now_ms(), Ordering::Relaxed);
-        self.failures_in_a_row.store(0, Ordering::Relaxed);
+        self.dispatcher_failures.end();
     }
 
-    pub(crate) fn dependency_failed(&self) {
+    /// Records that the store has answered a call about jobs.
+    pub(crate) fn store_answered(&self) {
+        self.store_failures.end();
+    }
+
+    /// Records that the store takes heartbeats. This says little about calls that have failed a moment ago.
+    pub(crate) fn heartbeat_recorded(&self) {
+        let failed_at = self.store_failures.last_ms.load(Ordering::Relaxed);
+        let is_old = self.now_ms().saturating_sub(failed_at) > FAILURE_COUNTS_FOR_MS;
+        if is_old {
+            self.store_failures.end();
+        }
+    }
+
+    pub(crate) fn store_failed(&self) {
         self.dependency_failures.inc();
-        self.failures_in_a_row.fetch_add(1, Ordering::Relaxed);
+        self.store_failures.add(self.now_ms());
+    }
+
+    pub(crate) fn dispatcher_failed(&self) {
+        self.dependency_failures.inc();
+        self.dispatcher_failures.add(self.now_ms());
     }
 
     pub(crate) fn device_failed(&self) {

@@ -6,7 +6,7 @@ use tritmill_engine::{
     chat::{self, ChatTemplate},
     files::Model,
 };
-use tritmill_queue::{ErrorKind, JobError, Message, Prompt, Role};
+use tritmill_queue::{Content, ErrorKind, JobError, Message, Prompt, Role};
 
 /// A model under the name that jobs use for it.
 #[derive(Debug, Clone)]
@@ -32,16 +32,19 @@ impl ServedModel {
         &self.numerics_class
     }
 
-    /// Returns the tokens of a prompt.
+    /// Returns the tokens of one prompt.
     ///
     /// # Errors
     /// If the model cannot take the prompt; the message is for the author of the request.
     pub fn tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, JobError> {
         match (prompt, self.model.chat_template()) {
+            (Prompt::Several(_), _) => {
+                Err(refused("unsupported_value", "prompt", "has lists in lists".to_owned()))
+            }
             (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
             (Prompt::Text(text), _) | (Prompt::Question(text), None) => self.encode(text, true),
             (Prompt::Question(text), Some(template)) => {
-                let question = Message { role: Role::User, content: text.clone(), name: None };
+                let question = Message::new(Role::User, text.clone());
                 self.conversation(template, &[question], "prompt")
             }
             (Prompt::Messages(messages), Some(template)) => {
@@ -61,14 +64,7 @@ impl ServedModel {
         messages: &[Message],
         field: &'static str,
     ) -> Result<Vec<u32>, JobError> {
-        let turns: Vec<chat::Message> = messages
-            .iter()
-            .map(|message| chat::Message {
-                role: message.role.as_str().to_owned(),
-                content: message.content.clone(),
-            })
-            .collect();
-        let text = template.render(&turns, true).map_err(|error| {
+        let text = template.render(&template_messages(messages), true).map_err(|error| {
             let problem = format!("refused by the model's chat template: {}", chain(&error));
             refused("chat_template", field, problem)
         })?;
@@ -81,6 +77,20 @@ impl ServedModel {
             refused("tokenizer", "prompt", format!("cannot be tokenized: {}", chain(&error)))
         })
     }
+}
+
+/// Returns messages as chat templates get them.
+pub fn template_messages(messages: &[Message]) -> Vec<chat::Message> {
+    let template_message = |message: &Message| chat::Message {
+        role: message.role.as_str().to_owned(),
+        content: match &message.content {
+            Content::Text(text) => chat::Content::Text(text.clone()),
+            Content::Parts(texts) => chat::Content::Parts(texts.clone()),
+        },
+        name: message.name.clone(),
+        tool_call_id: message.tool_call_id.clone(),
+    };
+    messages.iter().map(template_message).collect()
 }
 
 /// Returns the error for a request that this model can never answer.

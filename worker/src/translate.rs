@@ -43,13 +43,25 @@ fn resume(served: &ServedModel, checkpoint: &[u8]) -> Vec<u32> {
     }
 }
 
-/// Returns the engine request of a claimed job.
-pub(crate) fn request(served: &ServedModel, claim: &Claim) -> Result<Request, JobError> {
+/// Returns the engine requests of a claimed job: one for each prompt. Equal prompts get different seeds, as the choices
+/// of one prompt do.
+pub(crate) fn requests(served: &ServedModel, claim: &Claim) -> Result<Vec<Request>, JobError> {
+    let parts = claim.job.prompt.parts();
+    let each = |(seed, prompt)| request(served, claim, prompt, claim.job.seed.wrapping_add(seed));
+    (0..).zip(parts).map(each).collect()
+}
+
+fn request(
+    served: &ServedModel,
+    claim: &Claim,
+    prompt: &Prompt,
+    seed: u64,
+) -> Result<Request, JobError> {
     let Claim { job, expires_in, checkpoint, .. } = claim;
     let sampling = &job.sampling;
     let resume = checkpoint.as_ref().map(|bytes| resume(served, bytes)).unwrap_or_default();
     Ok(Request {
-        prompt: served.tokens(&job.prompt)?,
+        prompt: served.tokens(prompt)?,
         sampling: SamplingParams {
             max_tokens: size(sampling.max_tokens),
             min_tokens: size(sampling.min_tokens),
@@ -61,7 +73,7 @@ pub(crate) fn request(served: &ServedModel, claim: &Claim) -> Result<Request, Jo
             presence_penalty: sampling.presence_penalty,
             frequency_penalty: sampling.frequency_penalty,
             logit_bias: sampling.logit_bias.iter().copied().collect(),
-            seed: job.seed,
+            seed,
             n: size(sampling.n),
             stop: sampling.stop.clone(),
             stop_tokens: sampling.stop_tokens.clone(),
@@ -158,7 +170,7 @@ fn finite(logprob: f32) -> f32 {
 fn refusal(prompt: &Prompt, error: &SubmitError) -> JobError {
     let prompt_field = match prompt {
         Prompt::Messages(_) => "messages",
-        Prompt::Text(_) | Prompt::Question(_) | Prompt::Tokens(_) => "prompt",
+        Prompt::Text(_) | Prompt::Question(_) | Prompt::Tokens(_) | Prompt::Several(_) => "prompt",
     };
     let code = match error {
         SubmitError::PromptTooLong { .. } | SubmitError::PromptExceedsCache { .. } => {

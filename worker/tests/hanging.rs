@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tritmill_queue::{
     Claim, ClaimRef, Claimant, Dispatcher, Job, JobId, JobState, Prompt, QueueName, Reconciled,
     Settled, Store, StoreError, Timestamp,
-    dispatch::Entry,
-    store::{FinishedAttempt, FinishedJob, JobRecord, Progress, SqliteStore},
+    dispatch::{Entry, Missing},
+    store::{FinishedAttempt, FinishedJob, JobRecord, Progress, SqliteStore, Unannounced},
 };
 use tritmill_worker::{Mode, Stop, WorkerError};
 
@@ -85,6 +85,15 @@ impl Store for Hanging {
         self.pass("reconcile").await;
         self.store.reconcile().await
     }
+    fn announced(&self, entries: &[Entry]) {
+        self.store.announced(entries);
+    }
+    async fn unannounced(&self, queue: &QueueName) -> Result<Unannounced, StoreError> {
+        self.store.unannounced(queue).await
+    }
+    async fn forget_announcements(&self, done: &Unannounced) -> Result<(), StoreError> {
+        self.store.forget_announcements(done).await
+    }
     async fn queued(
         &self,
         queue: &QueueName,
@@ -92,6 +101,17 @@ impl Store for Hanging {
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
         self.store.queued(queue, after, limit).await
+    }
+    async fn queued_heads(
+        &self,
+        queue: &QueueName,
+        each: u32,
+        limit: u32,
+    ) -> Result<(Missing, Vec<Entry>), StoreError> {
+        self.store.queued_heads(queue, each, limit).await
+    }
+    async fn state(&self, id: JobId) -> Result<Option<JobState>, StoreError> {
+        self.store.state(id).await
     }
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {
         self.store.job(id).await

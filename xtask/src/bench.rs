@@ -9,15 +9,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tritmill_servers::{Postgres, Redis};
 
 use super::{
+    bench_setup::{SHAPE_DEFAULT, Servers, synthetic_by},
     compare,
     process::{self, cargo, root},
 };
-
-/// The shape that is measured by default.
-pub const SHAPE_DEFAULT: &str = "bitnet-2b";
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     if let Some(("compare", rest)) = arguments.split_first().map(|(name, rest)| (&**name, rest)) {
@@ -45,60 +42,15 @@ fn synthetic(shape: &str) -> anyhow::Result<PathBuf> {
     synthetic_by(Path::new(tritmill().get_program()), shape)
 }
 
-/// As [`synthetic`], with this program.
-pub fn synthetic_by(tritmill: &Path, shape: &str) -> anyhow::Result<PathBuf> {
-    let model = root().join("target").join("bench").join(shape);
-    if !model.join("config.json").exists() {
-        let mut synth = Command::new(tritmill);
-        process::run(synth.args(["model", "synth", "--shape", shape, "--out"]).arg(&model))?;
-    }
-    Ok(model)
-}
-
-/// A temporary Redis and Postgres.
-pub struct Servers {
-    redis: Redis,
-    postgres: Option<Postgres>,
-}
-
-impl Servers {
-    /// Starts Postgres with full durability, and Redis with a file that is synced every second: the dispatcher may lose
-    /// everything.
-    pub fn start() -> anyhow::Result<Self> {
-        let durable = ["fsync=on", "full_page_writes=on", "synchronous_commit=on"];
-        Ok(Self { postgres: Some(Postgres::start_with(&durable)?), ..Self::without_postgres()? })
-    }
-
-    /// Starts the same Redis alone.
-    fn without_postgres() -> anyhow::Result<Self> {
-        let options = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"];
-        Ok(Self { redis: Redis::start_with(&options)?, postgres: None })
-    }
-
-    /// Names the servers to a command, by its environment.
-    pub fn give<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        command.env("REDIS_URL", self.redis.url()).env_remove("DATABASE_URL");
-        if let Some(postgres) = &self.postgres {
-            command.env("DATABASE_URL", postgres.url());
-        }
-        command
-    }
-}
-
 fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
-    let is_fast = options.iter().any(|option| option == "--fast");
-    let servers = if is_fast { Servers::without_postgres()? } else { Servers::start()? };
+    let servers = Servers::start()?;
+    process::run(servers.give(tritmill().arg("migrate")))?;
     let mut bench = tritmill();
     servers.give(&mut bench).args(["bench", which]);
     let pid = |pid: Option<u32>| pid.map(|pid| pid.to_string()).context("a server has exited");
     if which == "queue" {
         bench.args(["--redis-pid", &pid(servers.redis.pid())?]);
-    }
-    if let Some(postgres) = &servers.postgres {
-        process::run(servers.give(tritmill().arg("migrate")))?;
-        if which == "queue" {
-            bench.args(["--postgres-pid", &pid(postgres.pid())?]);
-        }
+        bench.args(["--postgres-pid", &pid(servers.postgres.pid())?]);
     }
     process::run(bench.args(options)).context("the benchmark")
 }

@@ -11,7 +11,6 @@ mod nemesis;
 mod options;
 mod proxy;
 mod redis;
-pub mod upgrade;
 
 use std::{
     fs,
@@ -44,9 +43,8 @@ const SCRAPE_INTERVAL: Duration = Duration::from_millis(500);
 /// The servers, workers and producers of one run, and its results so far.
 struct Cluster {
     redis: RedisNodes,
-    /// The servers of the databases, in order.
-    postgres: Vec<Postgres>,
-    /// Proxies in front of the nodes of Redis, then those of Postgres.
+    postgres: Postgres,
+    /// Proxies in front of the nodes of Redis, then the one of Postgres.
     proxies: Vec<Proxy>,
     environment: Environment,
     workers: Vec<Option<Worker>>,
@@ -66,14 +64,14 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         return Ok(());
     }
     let options = parse(arguments)?;
-    let Options { minutes, seed, workers, attempts, faults, redis, databases } = options;
+    let Options { minutes, seed, workers, attempts, faults, redis } = options;
     // With the tests, as `cargo xtask test` builds: their dependencies enable features of their own.
     process::run(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let folder = tempfile::Builder::new().prefix("tritmill-chaos-").tempdir()?;
     let mut cluster = Cluster::start(folder.path(), &options)?;
     println!(
         "seed {seed}: {minutes} minutes, {workers} workers, {PRODUCERS} producers, {attempts} \
-         attempts, faults of {}, redis {}, {databases} databases",
+         attempts, faults of {}, redis {}",
         faults.as_str(),
         redis.as_str()
     );
@@ -111,26 +109,17 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 impl Cluster {
     fn start(folder: &Path, options: &Options) -> anyhow::Result<Self> {
         let redis = RedisNodes::start(options.redis)?;
-        let (mut postgres, mut proxies) = (Vec::new(), Vec::new());
-        for _ in 0..options.databases {
-            let server = Postgres::start_with(&["fsync=off"])?;
-            let proxy = Proxy::start()?;
-            proxy.forward_to(server.port());
-            postgres.push(server);
-            proxies.push(proxy);
-        }
-        let url =
-            |proxy: &Proxy| format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
-        let direct: Vec<String> = postgres.iter().map(Postgres::url).collect();
+        let (postgres, proxy) = (Postgres::start_with(&["fsync=off"])?, Proxy::start()?);
+        proxy.forward_to(postgres.port());
         let environment = Environment {
             program: root().join("target/debug/tritmill"),
             redis_url: redis.url(),
-            database_url: proxies.iter().map(url).collect::<Vec<_>>().join(" "),
+            database_url: format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()),
             folder: folder.to_owned(),
             attempts: options.attempts,
             server: None,
         };
-        process::run(environment.command(&["migrate"])?.env("DATABASE_URL", direct.join(" ")))?;
+        process::run(environment.command(&["migrate"])?.env("DATABASE_URL", postgres.url()))?;
         let input = folder.join("in.jsonl");
         fs::write(&input, lines())?;
         let output = folder.join("undisturbed.jsonl");
@@ -140,7 +129,7 @@ impl Cluster {
         let expected = answers(&output)?;
         ensure!(expected.len() == LINES, "{} answers to {LINES} lines", expected.len());
         let mut cluster = Self {
-            proxies: redis.proxies().iter().cloned().chain(proxies).collect(),
+            proxies: redis.proxies().iter().cloned().chain([proxy]).collect(),
             redis,
             postgres,
             environment,
@@ -172,11 +161,6 @@ impl Cluster {
             }
         }
         Ok(())
-    }
-
-    /// Returns the ports of the databases' servers.
-    fn database_ports(&self) -> Vec<u16> {
-        self.postgres.iter().map(Postgres::port).collect()
     }
 
     /// Removes the producers that have finished and compares their answers.

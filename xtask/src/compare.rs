@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::{
-    bench::{self, SHAPE_DEFAULT, Servers},
+    bench_setup::{SHAPE_DEFAULT, Servers, synthetic_by},
     process::{self, cargo, root},
 };
 
@@ -100,7 +100,7 @@ type Rates = Vec<(String, [Vec<f64>; 2])>;
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let (commits, rounds, shape) = read(arguments)?;
     let programs = [build(&commits[0])?, build(&commits[1])?];
-    let model = bench::synthetic_by(&programs[1], &shape)?;
+    let model = synthetic_by(&programs[1], &shape)?;
     let mut rates = Rates::new();
     for round in 0..rounds {
         println!("round {} of {rounds}", round + 1);

@@ -32,7 +32,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
-use super::{bench, process};
+use super::{bench_setup, process};
 use programs::Programs;
 
 /// A device, the programs that use it, and the sizes of what they run.
@@ -51,7 +51,7 @@ impl Place {
         if self.is_rehearsal {
             return Ok(process::root().join("engine/tests/golden/bitnet-tiny"));
         }
-        bench::synthetic_by(self.programs.tritmill_path(), bench::SHAPE_DEFAULT)
+        bench_setup::synthetic_by(self.programs.tritmill_path(), bench_setup::SHAPE_DEFAULT)
     }
 
     /// Returns the sizes of a workload: of a measurement, or of its rehearsal.
@@ -89,8 +89,9 @@ const fn part(name: &'static str, minutes: u64, run: fn(&Place) -> anyhow::Resul
 }
 
 /// The parts, in the order in which they run: what the rest depends on comes first.
-const PARTS: [Part; 10] = [
-    part("check", 8, check),
+const PARTS: [Part; 11] = [
+    part("check", 5, check),
+    part("experimental", 3, check_experimental),
     part("sanitize", 6, sanitize::run),
     part("measure", 6, measure::run),
     part("kernels", 3, kernels::run),
@@ -176,11 +177,23 @@ fn run_parts(mut place: Place, parts: &[Part]) -> anyhow::Result<()> {
 
 /// Compares the CUDA backend with the CPU's on the device, bit by bit.
 fn check(place: &Place) -> anyhow::Result<String> {
-    let mut tests = place.programs.engine_tests()?;
     let filter = place.sizes("backend::cuda", "backend::cuda::tests::checks");
-    tests.args([filter, "--test-threads=1"]).env("TRITMILL_TEST_DEVICE", &place.device);
-    process::run(&mut tests).context("the CUDA backend differs from the CPU's")?;
+    run_tests(place, &[filter, "--skip", "cuda::tests::experimental"])?;
     Ok("The CUDA backend and the CPU's give the same bits.".to_owned())
+}
+
+/// Compares experimental kernels with the CPU's.
+fn check_experimental(place: &Place) -> anyhow::Result<String> {
+    let all = "backend::cuda::tests::experimental";
+    let filter = place.sizes(all, "backend::cuda::tests::experimental::choices::standard");
+    run_tests(place, &[filter])?;
+    Ok("Experimental kernels and the CPU's give the same bits.".to_owned())
+}
+
+fn run_tests(place: &Place, filters: &[&str]) -> anyhow::Result<()> {
+    let mut tests = place.programs.engine_tests()?;
+    tests.args(filters).arg("--test-threads=1").env("TRITMILL_TEST_DEVICE", &place.device);
+    process::run(&mut tests).context("the CUDA backend differs from the CPU's")
 }
 
 impl Place {

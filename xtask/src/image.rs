@@ -56,7 +56,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     // Left by a run that was killed.
     buildah.remove_containers()?;
     if !options.pull {
-        Bases::of(&dockerfile()?)?.make(&buildah)?;
+        Bases::from_dockerfile(&dockerfile()?)?.make(&buildah)?;
     }
     for image in [CPU, CUDA] {
         buildah.build(image, options.pull)?;

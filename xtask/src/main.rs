@@ -3,6 +3,7 @@
 
 mod aarch64;
 mod bench;
+mod bench_setup;
 mod chaos;
 mod compare;
 mod dist;
@@ -15,6 +16,7 @@ mod package;
 mod page;
 mod process;
 mod ptx;
+mod python;
 mod test;
 
 use std::process::ExitCode;
@@ -57,12 +59,6 @@ const TASKS: &[Task] = &[
         arguments: "[--minutes M] [--seed S] [--redis server|cluster|sentinel] [OPTIONS…, see --help]",
         summary: "inject faults into workers, producers, Redis and Postgres, then check every promise",
         run: chaos::run,
-    },
-    Task {
-        name: "upgrade",
-        arguments: "--from PROGRAM [--seconds S]",
-        summary: "replace a fleet of an earlier release, given as its program, by this one under load",
-        run: chaos::upgrade::run,
     },
     Task {
         name: "bench",

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use super::{process, test};
+use super::{process, python};
 
 /// Folder below `target` and package. Another version would compile the same sources differently. PTX of this one
 /// needs a driver of CUDA 12.1.
@@ -28,7 +28,7 @@ const FLAGS: [&str; 5] =
 
 /// Installs NVRTC for the tests that compile the kernels, unless it is installed.
 pub fn install_for_tests() -> anyhow::Result<()> {
-    test::install_python(NVRTC.0, NVRTC.1)
+    python::install(NVRTC.0, NVRTC.1)
 }
 
 /// Compiles every kernel for the tested architectures, or prints that NVRTC is missing.
@@ -46,18 +46,23 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     install_for_tests()?;
     let library = library().context("NVRTC is not installed")?;
     for (architecture, folder) in CARRIED {
-        let out = sources().join(folder);
+        let out = outputs().join(folder);
         if out.exists() {
             std::fs::remove_dir_all(&out).context("cannot remove the old files")?;
         }
         compile(&library, architecture, &out)?;
     }
-    process::run(compiler(&library).args(["--", "SOURCES"]))
+    process::run(compiler(&library).args(["--", "SOURCES"]).arg(outputs()))
 }
 
 /// Returns the folder of the kernels.
 fn sources() -> PathBuf {
     process::root().join("engine/src/kernels/cuda")
+}
+
+/// Returns the folder of the compiled kernels, from which the engine's build takes them.
+fn outputs() -> PathBuf {
+    process::root().join("engine/generated/cuda")
 }
 
 /// NVRTC's library in its Python environment, if installed.
@@ -71,7 +76,8 @@ fn library() -> Option<PathBuf> {
 /// Returns the files of kernels that are compiled for an architecture.
 fn files(architecture: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(sources()).context("cannot list the kernels")? {
+    let list = |folder| std::fs::read_dir(folder).context("cannot list the kernels");
+    for entry in list(sources())?.chain(list(sources().join("experimental"))?) {
         let path = entry?.path();
         let for_hopper = path.to_string_lossy().ends_with(HOPPER_ENDING);
         let is_kernels = path.extension().is_some_and(|extension| extension == "cu");

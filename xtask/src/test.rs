@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use super::{
     chaos, package,
     process::{self, cargo, has_cargo_subcommand},
-    ptx,
+    ptx, python,
 };
 
 /// Python packages that the HTTP API is tested with, each in an environment below `target`. The
@@ -22,28 +22,6 @@ const PYTHON_PACKAGES: [(&str, &str); 2] =
 
 /// Shares of a processor, of which `xtask/nextest.toml` says how many a test takes.
 const SHARES: usize = 3;
-
-/// Installs a Python package in its environment, unless it is there.
-pub fn install_python(folder: &str, package: &str) -> anyhow::Result<()> {
-    let folder = process::root().join("target").join(folder);
-    let done = folder.join(package);
-    if done.exists() {
-        return Ok(());
-    }
-    let made = process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))
-        .and_then(|()| {
-            let mut pip = Command::new(folder.join("bin/python"));
-            process::run(pip.args(["-m", "pip", "install", "--quiet", package]))
-        });
-    if made.is_err() {
-        // Tests take an existing environment for a complete one.
-        let _ = std::fs::remove_dir_all(&folder);
-    }
-    made.with_context(|| {
-        format!("cannot install {package}; it needs python3 with venv (apt install python3-venv) and PyPI")
-    })?;
-    std::fs::write(done, "").context("cannot write to target")
-}
 
 /// Runs apt-get with arguments, as root.
 fn apt(arguments: &[&str]) -> anyhow::Result<()> {
@@ -70,7 +48,7 @@ pub fn install_packages(packages: &[&str]) -> Vec<anyhow::Result<()>> {
 
 /// Installs what tests need and this machine lacks; returns what could not be installed.
 fn install() -> Vec<anyhow::Error> {
-    let python = PYTHON_PACKAGES.map(|(folder, package)| install_python(folder, package));
+    let python = PYTHON_PACKAGES.map(|(folder, package)| python::install(folder, package));
     let mut outcomes = vec![ptx::install_for_tests()];
     outcomes.extend(python);
     let mut packages = tritmill_servers::missing_packages();

@@ -10,11 +10,11 @@ use std::{
 use serde_json::Value;
 
 /// Longest Rust file, in lines.
-const LINES_MAX: usize = 400;
+const LINES_MAX: usize = 600;
 /// Largest file, in bytes: the weights of the demo model.
 const FILE_BYTES_MAX: u64 = 2_000_000;
 /// Largest number of visible entries at the root.
-const ROOT_ENTRIES_MAX: usize = 20;
+const ROOT_ENTRIES_MAX: usize = 22;
 /// Places where `unsafe` is allowed.
 const UNSAFE_ALLOWED: [&str; 11] = [
     "engine/src/kernels/",
@@ -23,7 +23,7 @@ const UNSAFE_ALLOWED: [&str; 11] = [
     "engine/src/backend/cuda/driver/",
     // The limits that the driver must enforce, tested by its own calls.
     "engine/src/backend/cuda/tests/limits.rs",
-    "engine/src/backend/cuda/tests/overlap.rs",
+    "engine/src/backend/cuda/tests/experimental/overlap.rs",
     // Cells with concurrent use that loom checks.
     "xtask/loom/tests/cells/mod.rs",
     "engine/src/backend/cuda/emulated.rs",

@@ -3,14 +3,11 @@
 use askama::Template;
 use axum::extract::Query;
 use serde::Deserialize;
-use tritmill_queue::{
-    Timestamp,
-    store::{Page, audit::AuditEntry},
-};
+use tritmill_queue::{Timestamp, store::Page};
 use uuid::Uuid;
 
 use super::{Content, PageError, PageResult, Visit, filters};
-use crate::{ApiError, App};
+use crate::{ApiError, App, store::audit::AuditEntry};
 
 /// Entries per page.
 const PAGE_SIZE: u32 = 50;

@@ -9,20 +9,17 @@ use axum::{
     http::{HeaderValue, header::CONTENT_DISPOSITION},
 };
 use serde::Deserialize;
-use tritmill_queue::{
-    Tenant, Timestamp,
-    store::{
-        Batch, BatchId, BatchState, FileId, Page,
-        batches::{BatchError, BatchFilter},
-        files::StoredFile,
-    },
-};
+use tritmill_queue::{Tenant, Timestamp, store::Page};
 
 use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
 use crate::{
     ApiError, App, Caller,
     openai::{batches, files},
     operator::batches as all_batches,
+    store::{
+        Batch, BatchId, BatchState, FileId, batches::BatchFilter, files::StoredFile,
+        step_state::BatchError,
+    },
 };
 
 /// Batches per page.

@@ -6,14 +6,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Redirect, Response},
 };
-use tritmill_queue::store::KeyRole;
 
 use super::{
     live,
     session::{self, Visitor},
     view,
 };
-use crate::{ApiError, App, Exchange, Peer};
+use crate::{ApiError, App, Exchange, Peer, store::KeyRole};
 
 /// Passes a request on if its session's key has the role, with the [`Visitor`](session::Visitor) in its
 /// extensions; redirects visitors who are not logged in. Renders errors of the page.
@@ -55,16 +54,16 @@ async fn visitor(
     let peer = *extensions.get::<Peer>().ok_or_else(of_server)?;
     let exchange = extensions.get::<Exchange>().ok_or_else(of_server)?;
     let Some(session) = session::of_cookie(headers) else {
-        app.gate.admit_stranger(peer)?;
+        app.rate_limiter.admit_stranger(peer)?;
         return Ok(None);
     };
-    app.gate.admit_secret(&session, peer)?;
+    app.rate_limiter.admit_secret(&session, peer)?;
     let Some(visitor) = session::of_session(app, session).await? else {
-        app.gate.forget(&session);
+        app.rate_limiter.forget(&session);
         return Ok(None);
     };
     let (key, tenant) = (visitor.caller.key, &visitor.caller.tenant);
-    let admitted = app.gate.admit(session, key, exchange);
+    let admitted = app.rate_limiter.admit(session, key, exchange);
     admitted.inspect_err(|error| app.metrics.refusals.count_error(error, tenant))?;
     Ok(Some(visitor))
 }

@@ -59,15 +59,19 @@ impl JobView {
 
     /// The prompt as messages: role and text.
     fn prompt(&self) -> Vec<(&'static str, String)> {
-        match &self.history.record.job.prompt {
+        let part = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => vec![("text", truncated(text))],
             Prompt::Question(text) => vec![(Role::User.as_str(), truncated(text))],
             Prompt::Messages(messages) => {
-                let turn = |message: &Message| (message.role.as_str(), truncated(&message.content));
+                let turn = |message: &Message| {
+                    (message.role.as_str(), truncated(&message.content.texts().concat()))
+                };
                 messages.iter().map(turn).collect()
             }
             Prompt::Tokens(tokens) => vec![("tokens", format!("{} token ids", tokens.len()))],
-        }
+            Prompt::Several(parts) => vec![("prompts", parts.len().to_string())],
+        };
+        self.history.record.job.prompt.parts().iter().flat_map(part).collect()
     }
 
     fn usage(&self) -> Option<(u64, u64)> {

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use tritmill_queue::{
     JobId, JobState, Tenant, Timestamp,
     store::{
-        BatchId, Page,
+        Page,
         job_queries::{Count, JobFilter, JobSummary},
     },
 };
 
 use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
-use crate::{ApiError, App, Caller};
+use crate::{ApiError, App, Caller, store::BatchId};
 
 /// Jobs per page.
 const PAGE_SIZE: u32 = 50;
@@ -85,7 +85,7 @@ impl FilterForm {
             error_code: given(&self.error),
             error_signature: given(&self.signature),
             custom_id: given(&self.custom_id),
-            batch: batch.transpose()?,
+            ids: batch.transpose()?.map(BatchId::all_jobs),
             from: None,
             to: None,
         })

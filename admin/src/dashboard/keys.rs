@@ -5,13 +5,14 @@ use std::cmp::Reverse;
 use askama::Template;
 use axum::{extract::Path, http::StatusCode};
 use serde::Deserialize;
-use tritmill_queue::{Timestamp, store::ApiKey};
+use tritmill_queue::Timestamp;
 use uuid::Uuid;
 
 use super::{Content, PageError, PageForm, PageResult, Visit, filters};
 use crate::{
     ApiError, App,
     operator::keys::{create_key, revoke_key},
+    store::ApiKey,
 };
 
 /// Most characters of a tenant's or a key's name.

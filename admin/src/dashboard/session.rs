@@ -15,9 +15,8 @@ use axum_extra::extract::{
     cookie::{Cookie, SameSite},
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use tritmill_queue::store::keys::KeyHash;
 
-use crate::{ApiError, App, Caller, Peer, Secret};
+use crate::{ApiError, App, Caller, Peer, Secret, store::keys::KeyHash};
 
 /// Lifetime of a session.
 pub(super) const LIFETIME: Duration = Duration::from_secs(12 * 3600);

@@ -11,10 +11,9 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use tritmill_http::BodyError;
-use tritmill_queue::store::KeyRole;
 
 use super::assets;
-use crate::{ApiError, Caller};
+use crate::{ApiError, Caller, store::KeyRole};
 
 /// Pages load only from this service, cannot be framed, and their forms post only to it.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; \

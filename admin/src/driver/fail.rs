@@ -1,13 +1,15 @@
 //! Fails a batch that twice took its driver down, or did not end a step, at the same place.
 
-use tritmill_queue::store::{
-    BatchState,
-    batch_steps::{BatchClaim, BatchWrites},
-    batches::{Batch, BatchError},
-};
-
 use super::{Interrupted, Next, save};
-use crate::App;
+use crate::{
+    App,
+    store::{
+        BatchState,
+        batch_steps::{BatchClaim, BatchWrites},
+        batches::Batch,
+        step_state::BatchError,
+    },
+};
 
 /// Ends a batch with an error that says where it failed. A batch that has submitted jobs cancels them first.
 pub(super) async fn fail(app: &App, claim: &mut BatchClaim) -> Result<Next, Interrupted> {

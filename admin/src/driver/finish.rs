@@ -10,16 +10,20 @@ use std::{collections::HashMap, time::Duration};
 use tritmill_client::{RefusedLine, Request, answer};
 use tritmill_queue::{
     ErrorKind, JobError, Outcome,
-    store::{
-        AnsweredLine, BatchState,
-        batch_steps::{BatchClaim, BatchWrites, StepState},
-        batches::{Batch, FinishedLine},
-    },
+    store::{AnsweredLine, EndedJob},
 };
 
 use self::output::Output;
 use super::{Budget, Interrupted, Next, cancel_jobs, fail, lines, save};
-use crate::App;
+use crate::{
+    App,
+    store::{
+        BatchState,
+        batch_steps::{BatchClaim, BatchWrites},
+        batches::Batch,
+        step_state::StepState,
+    },
+};
 
 /// Lines whose results are read at once, at first and at most. Between them the number depends on the size of
 /// the results, which should fit `SLICE_BYTES`.
@@ -109,9 +113,9 @@ async fn write_slice(
         line.and_then(|line| u32::try_from(line.after.line).ok()).unwrap_or(u32::MAX)
     };
     let (first, last) = (number(slice.first()), number(slice.last()));
-    let ends = app.store.finished_lines(batch.id, first, last).await?;
-    let mut ends: HashMap<u64, FinishedLine> =
-        ends.into_iter().map(|end| (u64::from(end.line), end)).collect();
+    let ends = app.store.ended_in_range(batch.id.jobs(first, last)).await?;
+    let of_line = |end: EndedJob| batch.id.line(end.id).map(|line| (u64::from(line), end));
+    let mut ends: HashMap<u64, EndedJob> = ends.into_iter().filter_map(of_line).collect();
     for line in slice {
         let (is_answer, text) = match line.parsed {
             Ok(request) => output_line(batch, &request, ends.remove(&request.number), output),
@@ -126,11 +130,17 @@ async fn write_slice(
     Ok(())
 }
 
+/// Returns why the database refuses the job of a line, if it does.
+fn not_storable(batch: &Batch, line: u64) -> Option<&str> {
+    let line = u32::try_from(line).ok()?;
+    batch.steps.not_storable.get(&line).map(String::as_str)
+}
+
 /// Returns the output line of a request, and whether it is an answer.
 fn output_line(
     batch: &Batch,
     request: &Request,
-    end: Option<FinishedLine>,
+    end: Option<EndedJob>,
     output: &mut Output,
 ) -> (bool, String) {
     let unanswered = |code: &str, message: &str| {
@@ -141,17 +151,21 @@ fn output_line(
         || unanswered("batch_expired", "the batch expired before the request was answered");
     let is_cancelled = batch.state == BatchState::Cancelling;
     let (outcome, finished_at) = match end {
-        Some(FinishedLine { outcome: Some(Outcome::Expired), .. }) => {
+        Some(EndedJob { outcome: Some(Outcome::Expired), .. }) => {
             output.state.overdue = true;
             return expired();
         }
-        Some(FinishedLine { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
+        Some(EndedJob { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
         // Cancelled when this batch expired, or by an operator.
-        Some(FinishedLine { outcome: None, .. }) if batch.overdue => return expired(),
-        Some(FinishedLine { outcome: None, .. }) => return cancelled(),
+        Some(EndedJob { outcome: None, .. }) if batch.overdue => return expired(),
+        Some(EndedJob { outcome: None, .. }) => return cancelled(),
         // Never submitted.
         None if is_cancelled => return cancelled(),
         None if batch.overdue => return expired(),
+        None if let Some(why) = not_storable(batch, request.number) => {
+            let refused = JobError::new(ErrorKind::InvalidRequest, "not_storable", why);
+            (Outcome::Error(refused), batch.created_at)
+        }
         None => {
             let message = "the job was deleted before its batch finished";
             let deleted = JobError::new(ErrorKind::Engine, "job_deleted", message);

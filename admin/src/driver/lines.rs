@@ -7,10 +7,9 @@ use std::{
 
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
 use tritmill_client::{LineReader, RefusedLine, Request, parse_request};
-use tritmill_queue::{
-    StoreError,
-    store::{FileId, FrontStore, batches::FilePosition, files::FILE_CHUNK_BYTES},
-};
+use tritmill_queue::StoreError;
+
+use crate::store::{FileId, FrontStore, files::FILE_CHUNK_BYTES, step_state::FilePosition};
 
 /// Most lines of a page, and their bytes, which may be exceeded by one line.
 const PAGE_LINES: usize = 1000;

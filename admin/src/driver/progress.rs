@@ -4,17 +4,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tritmill_client::ClientError;
-use tritmill_queue::{
-    Job, StoreError,
+use tritmill_queue::{Job, StoreError};
+
+use super::{Budget, Interrupted, Next, cancel_jobs, lines, save};
+use crate::{
+    App,
+    refusals::Limit,
     store::{
         BatchState,
         batch_steps::{BatchClaim, BatchWrites},
-        batches::{Batch, FilePosition},
+        batches::Batch,
+        step_state::FilePosition,
     },
 };
-
-use super::{Budget, Interrupted, Next, cancel_jobs, lines, save};
-use crate::{App, refusals::Limit};
 
 /// Shortest and longest pause between two counts. In between it is a share of the time since the last change.
 /// It is also a multiple of a count's duration, so that counting takes a small part of the store's time.
@@ -27,6 +29,8 @@ const COUNT_SUBMITTING: Duration = Duration::from_secs(3);
 /// Shortest and longest wait for room in the queue.
 const BUSY_FIRST: Duration = Duration::from_millis(500);
 const BUSY_LAST: Duration = Duration::from_secs(15);
+/// Refusals of one batch by the database that are kept in words.
+const NOT_STORABLE_MAX: usize = 1000;
 /// Most jobs of one transaction.
 const CHUNK_MAX: usize = 1000;
 
@@ -84,7 +88,7 @@ fn busy(retry: Duration) -> Duration {
 
 /// Counts the batch's jobs. Returns whether all submitted jobs are finished, and whether counts changed.
 async fn count(app: &App, claim: &mut BatchClaim) -> Result<(bool, bool), StoreError> {
-    let progress = app.store.batch_progress(claim.batch.id).await?;
+    let progress = app.store.range_progress(claim.batch.id.all_jobs()).await?;
     let unfinished = progress.scheduled + progress.queued + progress.running + progress.retrying;
     let failed = claim.batch.refused + progress.failed + progress.expired + progress.cancelled;
     let changed = (claim.batch.completed, claim.batch.failed) != (progress.completed, failed);
@@ -136,12 +140,27 @@ async fn submit(
                 Err(ClientError::Store(error)) => return Err(error.into()),
                 Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
             }
-            chunk = (chunk * 2).min(CHUNK_MAX);
+            let before = claim.batch.submitted;
             claim.batch.submitted = match first {
                 0 => read,
                 _ => pending[first].1,
             };
-            save(app, claim, BatchWrites { jobs: &next, ..BatchWrites::default() }).await?;
+            match save(app, claim, BatchWrites { jobs: &next, ..BatchWrites::default() }).await {
+                Ok(()) => {}
+                Err(Interrupted::Store(StoreError::InvalidValue { .. })) if next.len() > 1 => {
+                    // To find the refused one.
+                    claim.batch.submitted = before;
+                    chunk = (next.len() / 8).max(1);
+                    continue;
+                }
+                Err(Interrupted::Store(error @ StoreError::InvalidValue { .. })) => {
+                    refuse(app, claim, &next, &error).await?;
+                    pending.truncate(first);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            chunk = (chunk * 2).min(CHUNK_MAX);
             pending.truncate(first);
             app.client.announce(&next).await;
             tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
@@ -157,6 +176,25 @@ async fn submit(
         }
     }
     Ok(Submitted::All)
+}
+
+/// Records that the database refuses the job of a line, which gets an error in the output.
+async fn refuse(
+    app: &App,
+    claim: &mut BatchClaim,
+    jobs: &[Job],
+    error: &StoreError,
+) -> Result<(), Interrupted> {
+    tracing::error!(batch = %claim.batch.id, %error, "a line is refused by the database");
+    for job in jobs {
+        let line = claim.batch.id.line(job.id).unwrap_or_default();
+        claim.batch.refused += 1;
+        let known = &mut claim.batch.steps.not_storable;
+        if known.len() < NOT_STORABLE_MAX {
+            known.insert(line, error.to_string());
+        }
+    }
+    save(app, claim, BatchWrites::default()).await
 }
 
 /// Returns the job of a valid line.

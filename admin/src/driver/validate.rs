@@ -13,14 +13,16 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 use tritmill_client::{Endpoint, Refusal, RefusedLine, Request};
-use tritmill_queue::store::{
-    BatchState,
-    batch_steps::{BatchClaim, BatchStart, BatchWrites, CustomIdHash, StepState, ValidationState},
-    batches::BatchError,
-};
 
 use super::{Budget, Interrupted, Next, lines, save};
-use crate::App;
+use crate::{
+    App,
+    store::{
+        BatchState,
+        batch_steps::{BatchClaim, BatchStart, BatchWrites, CustomIdHash},
+        step_state::{BatchError, StepState, ValidationState},
+    },
+};
 
 /// Most errors to report; validation stops there.
 const ERRORS_MAX: usize = 100;

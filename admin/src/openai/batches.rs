@@ -5,16 +5,7 @@ mod request;
 use axum::{Json, extract::Path, http::HeaderMap};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tritmill_queue::{
-    Tenant, Timestamp, Usage,
-    store::{
-        Batch, BatchId, BatchState, FileId, Page,
-        batch_steps::StepState,
-        batches::{BatchError, BatchTimes, Creation, FilePosition},
-        files::FilePurpose,
-        webhooks::Webhook,
-    },
-};
+use tritmill_queue::{Tenant, Timestamp, Usage, store::Page};
 use utoipa::ToSchema;
 
 use self::request::NewBatch;
@@ -22,7 +13,16 @@ use super::{
     list::{List, ListQuery},
     schemas::BatchRequest,
 };
-use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams};
+use crate::{
+    ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams,
+    store::{
+        Batch, BatchId, BatchState, FileId,
+        batches::{BatchTimes, Creation},
+        files::FilePurpose,
+        step_state::{BatchError, FilePosition, StepState},
+        webhooks::Webhook,
+    },
+};
 
 /// Batches of a list by default, and at most.
 const LIST_DEFAULT: u32 = 20;
@@ -56,7 +56,7 @@ pub(crate) struct BatchView {
     cancelling_at: Option<i64>,
     cancelled_at: Option<i64>,
     request_counts: RequestCounts,
-    /// Tokens of all answers, when the output is written; `null` if an earlier release wrote a part of it.
+    /// Tokens of all answers, when the output is written.
     usage: Option<BatchUsage>,
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
@@ -228,7 +228,7 @@ pub(crate) async fn create_batch(
     }
     let created_at = app.client.now().await?;
     let batch = Batch {
-        id: BatchId::generate_in(input.database()),
+        id: BatchId::generate(),
         tenant: caller.tenant.clone(),
         state: BatchState::Validating,
         endpoint: new.endpoint,

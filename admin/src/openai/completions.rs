@@ -81,7 +81,7 @@ impl Request {
             app.models.find(&name).await?.ok_or_else(|| ApiError::model_not_found(&name))?;
         let permit = streaming.map(|_| app.stream_permit()).transpose()?;
         let created = app.client.now().await?;
-        let (id, choices) = (JobId::generate_in(app.store.next_database()), body.sampling.n);
+        let id = JobId::generate();
         let job = Job {
             tenant: caller.tenant,
             priority: Priority::High,
@@ -90,6 +90,7 @@ impl Request {
             traceparent,
             ..body.job(id, queue.clone())
         };
+        let choices = job.choice_count();
         // Created before the submission, which may succeed even if it breaks off.
         let expires = Instant::now() + limit;
         let mut awaited = AwaitedJob { app: app.clone(), id, expires, is_finished: false };

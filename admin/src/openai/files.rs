@@ -12,13 +12,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::stream;
 use serde::Serialize;
-use tritmill_queue::{
-    StoreError, Tenant, Timestamp,
-    store::{
-        FileId, FrontStore, Page,
-        files::{FileDeletion, FilePurpose, StoredFile},
-    },
-};
+use tritmill_queue::{StoreError, Tenant, Timestamp, store::Page};
 use utoipa::ToSchema;
 
 use super::{
@@ -26,7 +20,13 @@ use super::{
     multipart::{Form, Part},
     schemas::Upload,
 };
-use crate::{ApiError, App, Call, Exchange, FileWriter, JsonResult, QueryParams};
+use crate::{
+    ApiError, App, Call, Exchange, FileWriter, JsonResult, QueryParams,
+    store::{
+        FileId, FrontStore,
+        files::{FileDeletion, FilePurpose, StoredFile},
+    },
+};
 
 /// Files of a list by default, and at most.
 const LIST_DEFAULT: u32 = 1000;
@@ -172,7 +172,7 @@ pub(crate) async fn store(
 ) -> Result<FileWriter, ApiError> {
     let limit = app.limits.file_bytes_max;
     let file = StoredFile {
-        id: FileId::generate_in(app.store.next_database()),
+        id: FileId::generate(),
         tenant: tenant.clone(),
         purpose: FilePurpose::Batch,
         filename: part.filename(),

@@ -76,7 +76,7 @@ impl<T> List<T> {
 
 #[cfg(test)]
 mod tests {
-    use tritmill_queue::store::FileId;
+    use crate::store::FileId;
 
     use super::*;
 

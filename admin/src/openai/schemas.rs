@@ -67,7 +67,8 @@ completion_request! {
 completion_request! {
     /// A text completion request.
     TextRequest {
-        /// A text, or token ids.
+        /// A text, token ids, or a list of up to 1024 of them. With several, the choices are those of the first prompt, then
+        /// those of the second, and so on.
         prompt: Value,
         #[schema(maximum = 20)]
         logprobs: Option<u32>,
@@ -82,6 +83,8 @@ pub(crate) struct ChatMessage {
     /// A text, or parts of type `text`.
     content: Value,
     name: Option<String>,
+    /// The call that a message of the role `tool` answers.
+    tool_call_id: Option<String>,
 }
 
 /// Options of a streamed answer.

@@ -14,7 +14,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
     time::{Instant, timeout},
 };
-use tritmill_client::{Endpoint, answer};
+use tritmill_client::{Endpoint, answer, json_line};
 use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
 
 use super::answer::{AnswerHead, AwaitedJob, Streaming, completion};
@@ -54,8 +54,8 @@ enum Chunk {
 impl Chunk {
     fn event(self) -> Event {
         match self {
-            Self::Data(value) => Event::default().data(value.to_string()),
-            Self::Failed(error) => Event::default().data(json!(error.body()).to_string()),
+            Self::Data(value) => Event::default().data(json_line(&value)),
+            Self::Failed(error) => Event::default().data(json_line(&json!(error.body()))),
             Self::Done => Event::default().data("[DONE]"),
         }
     }

@@ -3,15 +3,12 @@
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tritmill_queue::{
-    Timestamp,
-    store::{Page, audit::AuditEntry},
-};
+use tritmill_queue::{Timestamp, store::Page};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::params::{LIST_DEFAULT, LIST_MAX, number, parsed};
-use crate::{ApiError, App, Caller, JsonResult, QueryParams};
+use crate::{ApiError, App, Caller, JsonResult, QueryParams, store::audit::AuditEntry};
 
 /// Records what a caller is about to do. If this fails, the action must not be done.
 pub(crate) async fn record(

@@ -3,7 +3,7 @@
 use axum::{Json, extract::Path};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tritmill_queue::store::{Batch, BatchId, BatchState, Page, batches::BatchFilter};
+use tritmill_queue::store::Page;
 use utoipa::ToSchema;
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
 use crate::{
     ApiError, App, Call, Caller, JsonResult, QueryParams,
     openai::batches::{self, BatchView},
+    store::{Batch, BatchId, BatchState, batches::BatchFilter},
 };
 
 /// Conditions on batches, and a page of the list. All given conditions must hold.

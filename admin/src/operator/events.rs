@@ -16,7 +16,7 @@ use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, timeout},
 };
-use tritmill_client::EventFollower;
+use tritmill_client::{EventFollower, json_line};
 use tritmill_queue::{JobEvent, JobId};
 
 use super::job;
@@ -65,7 +65,7 @@ pub(crate) async fn changes(
                 for change in changes {
                     after = change.id;
                     let event = Event::default().id(after.to_string()).event(change.kind);
-                    ready.push_back(event.data(change.data.to_string()));
+                    ready.push_back(event.data(json_line(&change.data)));
                 }
                 if ready.is_empty() {
                     let left = until.saturating_duration_since(Instant::now());
@@ -133,7 +133,7 @@ fn sse_event(event: &JobEvent) -> Option<Event> {
         // An event of a later release.
         _ => return None,
     };
-    Some(Event::default().event(kind).data(data.to_string()))
+    Some(Event::default().event(kind).data(json_line(&data)))
 }
 
 /// Streams the events of a job from its first one on: `queued`, `started`, `delta` (text of a job that

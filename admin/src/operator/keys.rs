@@ -6,15 +6,15 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tritmill_queue::{
-    Tenant,
-    store::{ApiKey, KeyRole, maintenance::Erased},
-};
+use tritmill_queue::Tenant;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{DONE, Done, audit, params};
-use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, Secret, new_key};
+use crate::{
+    ApiError, App, Call, Caller, JsonBody, JsonResult, Secret, new_key,
+    store::{ApiKey, KeyRole, tenants::Erased},
+};
 
 /// An API key, without its secret.
 #[derive(Serialize, ToSchema)]

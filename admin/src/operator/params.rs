@@ -4,13 +4,13 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tritmill_queue::{
-    JobId, JobState, QueueName, Tenant, Timestamp,
-    store::{JobFilter, KeyRole},
-};
+use tritmill_queue::{JobId, JobState, QueueName, Tenant, Timestamp, store::JobFilter};
 use utoipa::ToSchema;
 
-use crate::{ApiError, Caller};
+use crate::{
+    ApiError, Caller,
+    store::{BatchId, KeyRole},
+};
 
 /// Items of a list by default, and at most.
 pub(super) const LIST_DEFAULT: u64 = 50;
@@ -157,7 +157,7 @@ impl Filter {
             error_code: self.error_code,
             error_signature: self.error_signature,
             custom_id: self.custom_id,
-            batch: parsed("batch", "a batch id", self.batch.as_deref())?,
+            ids: parsed("batch", "a batch id", self.batch.as_deref())?.map(BatchId::all_jobs),
             from: self.from_ms.map(Timestamp),
             to: self.to_ms.map(Timestamp),
         })

@@ -19,7 +19,7 @@ pub(crate) struct WorkerView {
     pid: u32,
     device: String,
     isa: String,
-    /// What results depend on besides the job; empty for a worker of an earlier release.
+    /// What results depend on besides the job.
     numerics_class: String,
     /// Whether it sent a heartbeat recently.
     alive: bool,

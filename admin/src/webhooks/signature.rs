@@ -3,7 +3,8 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
-use tritmill_queue::store::webhooks::WebhookSecret;
+
+use crate::store::webhooks::WebhookSecret;
 
 /// Prefix of every secret.
 const PREFIX: &str = "whsec_";

@@ -36,7 +36,7 @@ def tell(text):
 
 
 class Redis:
-    """A redis-server with the durability that the fast mode needs."""
+    """A redis-server that saves its append-only file every second and does not evict."""
 
     def __enter__(self):
         with socket.socket() as probe:
@@ -147,17 +147,12 @@ def versions(node, venv):
     return found
 
 
-def tritmill(args, fast):
-    """Submit and consume rates of one run; `xtask` starts the servers of the journalled mode."""
+def tritmill(args):
+    """Submit and consume rates of one run; `xtask` starts the servers."""
     words = ["bench", "queue", "--json", "--jobs", str(args.jobs), "--repetitions", "1", "--starts", "1",
              "--micro-batch", str(args.micro_batch), "--consumers", str(args.consumers),
              "--renewals", str(args.renewals)]
-    if fast:
-        with Redis() as redis:
-            environment = {k: v for k, v in os.environ.items() if k != "DATABASE_URL"} | {"REDIS_URL": redis.url}
-            out = output([args.tritmill, *words, "--fast"], env=environment)
-    else:
-        out = output([args.xtask, *words], cwd=ROOT)
+    out = output([args.xtask, *words], cwd=ROOT)
     rows = {row["phase"]: row["jobs_per_s"] for row in json.loads(out.strip().splitlines()[-1])["rows"]}
     return rows["submit"], rows["consume"]
 
@@ -169,8 +164,6 @@ def output(command, **options):
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--work", required=True, help="folder for what is installed")
-    a.add_argument("--tritmill", default=os.path.join(ROOT, "target/release/tritmill"))
-    a.add_argument("--without-journalled", action="store_true", help="leave out the mode that needs Postgres")
     a.add_argument("--xtask", default=os.path.join(ROOT, "target/debug/xtask"), help="the built xtask")
     a.add_argument("--jobs", type=int, default=20000)
     a.add_argument("--micro-batch", type=int, default=64, help="of tritmill's consumers")
@@ -200,14 +193,11 @@ def main():
              ("SCARD", "peer:done")),
     ]
     peers = [peer for peer in peers if peer.name in wanted]
-    ours = {"Tritmill, fast": True, "Tritmill, journalled": False}
-    if args.without_journalled:
-        del ours["Tritmill, journalled"]
-    rates = {name: [] for name in [*ours, *(peer.name for peer in peers)]}
+    ours = "Tritmill"
+    rates = {name: [] for name in [ours, *(peer.name for peer in peers)]}
     for number in range(args.rounds):
-        for name, fast in ours.items():
-            tell(f"round {number + 1}: {name}")
-            rates[name].append(tritmill(args, fast))
+        tell(f"round {number + 1}: {ours}")
+        rates[ours].append(tritmill(args))
         for peer in peers:
             tell(f"round {number + 1}: {peer.name}, {peer.jobs} jobs")
             rates[peer.name].append(peer.run())
@@ -217,10 +207,10 @@ def main():
                           "medians": medians, "versions": versions(node, venv)}))
         return
     print(f"versions {versions(node, venv)}, load now {os.getloadavg()}")
-    print("                      submit/s   consume/s   " + "   ".join(f"{name} is" for name in ours))
+    print(f"                      submit/s   consume/s   {ours} is")
     for name, (submit, consume) in medians.items():
-        ratios = (f"{medians[our][0] / submit:>7.1f}x {medians[our][1] / consume:>6.1f}x" for our in ours)
-        print(f"{name:<20} {submit:>9.0f} {consume:>11.0f}   " + "   ".join(ratios))
+        ratios = f"{medians[ours][0] / submit:>7.1f}x {medians[ours][1] / consume:>6.1f}x"
+        print(f"{name:<20} {submit:>9.0f} {consume:>11.0f}   {ratios}")
 
 
 if __name__ == "__main__":

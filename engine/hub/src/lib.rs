@@ -24,6 +24,7 @@ mod digest;
 mod error;
 mod families;
 mod listing;
+mod progress;
 mod pull;
 mod reference;
 mod settings;
@@ -33,7 +34,8 @@ pub use self::{
     choice::RemoteFile,
     error::{FileList, PullError, Unreachable},
     families::{FAMILIES, Family},
-    pull::{Event, Pulled, cached, pull},
+    progress::Event,
+    pull::{Pulled, cached, pull},
     reference::{PREFIX, Reference, ReferenceError},
     settings::{Settings, SettingsError},
 };

@@ -20,7 +20,7 @@ use crate::{
     client::{Client, Place, unreachable},
     digest::{Digest, Hasher},
     error::{PullError, Unreachable},
-    pull::{Event, Progress},
+    progress::{Event, Progress},
 };
 
 /// Bytes after which a lost connection counts as a good one.

@@ -5,7 +5,7 @@ use crate::{
     config::ModelConfig,
     files::{Model, ModelError},
     kernels::Digits,
-    sampler,
+    sampling,
 };
 
 /// Options that change tokens.
@@ -33,7 +33,11 @@ pub fn digits(config: &ModelConfig, chosen: Option<Digits>) -> Digits {
 ///
 /// # Errors
 /// As [`Model::fingerprint`].
-pub fn of(model: &Model, choices: Choices, backend: &str) -> Result<String, ModelError> {
+pub fn numerics_class(
+    model: &Model,
+    choices: Choices,
+    backend: &str,
+) -> Result<String, ModelError> {
     let fingerprint = model.fingerprint()?;
     let Choices { kv, head, activations } = choices;
     let config = model.config();
@@ -42,7 +46,7 @@ pub fn of(model: &Model, choices: Choices, backend: &str) -> Result<String, Mode
         HeadMode::Q8 => "q8",
         HeadMode::Exact | HeadMode::Full => model.head().dtype.name(),
     };
-    let (kv, draw) = (kv.class_name(), sampler::VERSION);
+    let (kv, draw) = (kv.class_name(), sampling::VERSION);
     if config.group_scales {
         let digits = digits(config, activations);
         let activations = format!("activations-{digits}-{GROUPS_VERSION}");

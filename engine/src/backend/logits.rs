@@ -2,18 +2,7 @@
 
 use std::ops::Range;
 
-#[cfg(test)]
-use super::{Above, Rest};
-use super::{Distribution, Ranking};
-
-/// A token and its logit.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TokenLogit {
-    /// The token.
-    pub id: u32,
-    /// Its logit.
-    pub logit: f32,
-}
+use crate::sampling::{Distribution, TokenLogit};
 
 /// Logits of the requested positions, in order. Reused from step to step: it allocates only when a step
 /// is larger than all before.
@@ -24,13 +13,13 @@ pub struct Logits {
     all: Vec<f32>, // (positions with all, vocab)
     largest: Vec<TokenLogit>,
     kept_rows: Vec<Option<usize>>, // (positions)
-    kept: Kept,
+    kept: ScreenedRows,
     distributions: Vec<Option<Distribution>>, // (positions), if any
 }
 
-/// What a backend keeps of positions with [`Ranking::keeps`](super::Ranking::keeps).
+/// What a screen keeps of positions of which [more is asked](crate::sampling::Largest::others_follow).
 #[derive(Debug, Clone, Default)]
-pub struct Kept {
+pub struct ScreenedRows {
     /// Hidden rows, after the norm. // (positions, hidden)
     pub(crate) hidden: Vec<f32>,
     /// First estimates of the logits. // (positions, vocab)
@@ -39,9 +28,9 @@ pub struct Kept {
     pub(crate) from_six: bool,
 }
 
-/// What a backend keeps of one position.
+/// What a screen keeps of one position.
 #[derive(Debug, Clone, Copy)]
-pub struct KeptRow<'a> {
+pub struct ScreenedRow<'a> {
     /// The hidden row, after the norm. // (hidden,)
     pub(crate) hidden: &'a [f32],
     /// First estimates of the logits. // (vocab,)
@@ -67,8 +56,8 @@ pub enum PositionLogits<'a> {
     /// Logits of every token. // (vocab,)
     All(&'a mut [f32]),
     /// Logits that can be among the largest, by ascending token.
-    Largest(&'a mut [TokenLogit]),
-    /// The token of the ranking's [draw](super::Ranking::draw).
+    Largest(&'a [TokenLogit]),
+    /// The token that the backend has drawn.
     Drawn(TokenLogit),
 }
 
@@ -81,7 +70,7 @@ impl Logits {
         self.largest.clear();
         self.kept_rows.clear();
         self.distributions.clear();
-        let Kept { hidden, estimates, .. } = &mut self.kept;
+        let ScreenedRows { hidden, estimates, .. } = &mut self.kept;
         hidden.clear();
         estimates.clear();
     }
@@ -161,26 +150,13 @@ impl Logits {
 
     /// Returns what is kept of the positions of [`Self::set_largest`], to write. `keeps` says which of them are kept, in their
     /// order.
-    pub(crate) fn keep(&mut self, keeps: impl IntoIterator<Item = bool>) -> &mut Kept {
+    pub(crate) fn keep(&mut self, keeps: impl IntoIterator<Item = bool>) -> &mut ScreenedRows {
         let (mut keeps, mut rows) = (keeps.into_iter(), 0..);
         self.kept_rows.extend(self.positions.iter().map(|place| match place {
             Place::Largest(_) if keeps.next() == Some(true) => rows.next(),
             _ => None,
         }));
         &mut self.kept
-    }
-
-    /// Returns what is kept of a position, if it asked for that and has not all logits.
-    pub fn kept(&self, index: usize) -> Option<KeptRow<'_>> {
-        let row = self.kept_rows.get(index).copied().flatten()?;
-        let count = self.kept_rows.iter().flatten().count();
-        let of = |values: &[f32]| -> Range<usize> {
-            let width = values.len() / count;
-            row * width..(row + 1) * width
-        };
-        let Kept { hidden, estimates, from_six } = &self.kept;
-        let (hidden, estimates) = (&hidden[of(hidden)], &estimates[of(estimates)]);
-        Some(KeptRow { hidden, estimates, from_six: *from_six })
     }
 
     /// Takes the distribution of a position, if the backend has reported it.
@@ -208,44 +184,39 @@ impl Logits {
     /// # Panics
     /// If `index` is not below [`Self::len`].
     pub fn position(&mut self, index: usize) -> PositionLogits<'_> {
-        match self.positions[index].clone() {
-            Place::All(row) => PositionLogits::All(
-                &mut self.all[row * self.vocab_size..(row + 1) * self.vocab_size],
-            ),
-            Place::Largest(range) => PositionLogits::Largest(&mut self.largest[range]),
+        self.row(index).0
+    }
+
+    /// Returns the logits of a position, and what is kept of it if it asked for that and has not all logits.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Self::len`].
+    pub(crate) fn row(&mut self, index: usize) -> (PositionLogits<'_>, Option<ScreenedRow<'_>>) {
+        let Self { vocab_size, positions, all, largest, kept_rows, kept, .. } = self;
+        let logits = match positions[index].clone() {
+            Place::All(row) => {
+                PositionLogits::All(&mut all[row * *vocab_size..(row + 1) * *vocab_size])
+            }
+            Place::Largest(range) => PositionLogits::Largest(&largest[range]),
             Place::Drawn(drawn) => PositionLogits::Drawn(drawn),
-        }
+        };
+        let count = kept_rows.iter().flatten().count();
+        let row = kept_rows.get(index).copied().flatten();
+        (logits, row.map(|row| kept.row(row, count)))
     }
 }
 
-/// Returns the logits of every token.
-pub(crate) fn every(logits: &[f32]) -> impl Iterator<Item = TokenLogit> + '_ {
-    logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit })
-}
-
-/// Returns the logits that a ranking asks for, and NaNs, by ascending token.
-pub(crate) fn first(logits: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
-    let value = |choice: &TokenLogit| match &ranking.noise {
-        None => f64::from(choice.logit),
-        Some(noise) => noise.add_to(choice.id, choice.logit),
-    };
-    let all = || every(logits);
-    let mut sorted: Vec<f64> = all().map(|choice| value(&choice)).collect();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let least = sorted[ranking.count.clamp(1, sorted.len()) - 1] - f64::from(ranking.within);
-    all().filter(|choice| choice.logit.is_nan() || value(choice) >= least).collect()
-}
-
-#[cfg(test)]
-/// Returns the tokens with at least a logit, and the exact weight of the others.
-pub(crate) fn above(logits: &[f32], above: Above) -> (Vec<TokenLogit>, Rest) {
-    let all = || every(logits);
-    let weight = |choice: TokenLogit| {
-        ((f64::from(choice.logit) - f64::from(above.logit)) / f64::from(above.temperature)).exp()
-    };
-    let weight = all().filter(|choice| choice.logit < above.logit).map(weight).sum();
-    let found = all().filter(|choice| choice.logit >= above.logit).collect();
-    (found, Rest { below: above.logit, weight })
+impl ScreenedRows {
+    /// Returns one of so many rows.
+    fn row(&self, row: usize, count: usize) -> ScreenedRow<'_> {
+        let of = |values: &[f32]| -> Range<usize> {
+            let width = values.len() / count;
+            row * width..(row + 1) * width
+        };
+        let Self { hidden, estimates, from_six } = self;
+        let (hidden, estimates) = (&hidden[of(hidden)], &estimates[of(estimates)]);
+        ScreenedRow { hidden, estimates, from_six: *from_six }
+    }
 }
 
 #[cfg(test)]
@@ -262,9 +233,9 @@ mod tests {
             let entry = |id| TokenLogit { id, logit: id as f32 };
             logits.set_largest([&[entry(7)][..], &[entry(3), entry(5)][..]]);
             assert_eq!(logits.len(), 3);
-            assert_eq!(logits.position(0), PositionLogits::Largest(&mut [entry(7)]));
+            assert_eq!(logits.position(0), PositionLogits::Largest(&[entry(7)]));
             assert_eq!(logits.position(1), PositionLogits::All(&mut [1.0, 2.0]));
-            assert_eq!(logits.position(2), PositionLogits::Largest(&mut [entry(3), entry(5)]));
+            assert_eq!(logits.position(2), PositionLogits::Largest(&[entry(3), entry(5)]));
         }
         let entry = |id| TokenLogit { id, logit: id as f32 };
         logits.clear(2);
@@ -274,7 +245,7 @@ mod tests {
         logits.set_drawn([true, true, false, false]);
         assert_eq!(logits.position(0), PositionLogits::Drawn(entry(1)));
         assert_eq!(logits.position(2), PositionLogits::All(&mut [0.0, 1.0]));
-        assert_eq!(logits.position(3), PositionLogits::Largest(&mut [entry(1)]));
+        assert_eq!(logits.position(3), PositionLogits::Largest(&[entry(1)]));
         assert_eq!(logits.position(4), PositionLogits::All(&mut [0.0, 1.0]));
         logits.clear(2);
         assert!(logits.is_empty());

@@ -1,29 +1,24 @@
 //! Backends: a [`Backend`] runs steps on one device. It holds the weights and the KV storage, and has no
 //! other state between steps.
 
-mod change;
 pub(crate) mod class;
 pub mod cpu;
 pub mod cuda;
-mod distribution;
 pub(crate) mod logits;
 mod positions;
-mod ranking;
 mod rope_scaling;
 mod shared;
+mod step_row;
 
-pub use change::LogitChange;
-pub use distribution::Distribution;
-pub use logits::{KeptRow, Logits, PositionLogits, TokenLogit};
-pub use ranking::{Above, Ranking, Rest, TokenDraw};
+pub use logits::{Logits, PositionLogits, ScreenedRow};
 pub(crate) use shared::SharedBackend;
-
-pub use crate::noise::{Noise, ScaledNoise};
+pub(crate) use step_row::StepRow;
 
 use crate::{
     config::Norm,
     files::{Model, ModelError},
     kv::BlockId,
+    sampling::{Largest, Remainder, RowMetadata, Threshold, TokenLogit},
 };
 
 /// Returns the weights of the norm before the head, divided by the divisor of the logits.
@@ -43,31 +38,16 @@ pub enum LogitsFor<'a> {
     Last,
     /// Every token of the chunk.
     All,
-    /// The last token of the chunk, and at least the logits of its first tokens in a ranking. Others may be left out.
-    Largest(Ranking),
-    /// The last tokens of the chunk, one for each ranking, and at least the logits of the first tokens in it. The changes of all
-    /// [draws](Ranking::changes), one draw's after another's, are only for backends that [draw](Backend::draws).
-    Each(&'a [Ranking], &'a [LogitChange]),
+    /// The last token of the chunk, and at least its largest logits. Others may be left out.
+    Largest(Largest),
+    /// The last tokens of the chunk, one for each draw: what the draw asks for first, or the drawn token.
+    Draws(&'a [RowMetadata<'a>]),
 }
 
-impl<'a> LogitsFor<'a> {
+impl LogitsFor<'_> {
     /// The last token of the chunk, and at least this many of its largest logits.
     pub const fn largest(count: usize) -> Self {
-        Self::Largest(Ranking::largest(count))
-    }
-
-    /// Returns the ranking of the last token, if that one alone is requested, and the changes before its draw.
-    pub(crate) fn of_last(self) -> Option<(Ranking, &'a [LogitChange])> {
-        match self {
-            Self::Largest(ranking) => Some((ranking, &[])),
-            Self::Each(&[ranking], changes) => Some((ranking, changes)),
-            Self::Nothing | Self::Last | Self::All | Self::Each(..) => None,
-        }
-    }
-
-    /// Returns the changes of all draws.
-    pub(crate) fn changes(self) -> &'a [LogitChange] {
-        if let Self::Each(_, changes) = self { changes } else { &[] }
+        Self::Largest(Largest::logits(count))
     }
 }
 
@@ -161,76 +141,19 @@ pub trait Backend: Send {
     /// If a chunk is invalid or the device fails. The KV blocks that the chunks write are undefined then.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
 
-    /// Writes at least the tokens of a position that have a logit of at least `above.logit` to `found`, by ascending token;
-    /// returns what is known of the others. `None` if these are so many that it is faster to compute all logits.
-    ///
-    /// # Errors
-    /// If the device fails.
-    ///
-    /// # Panics
-    /// If the backend keeps nothing of positions.
-    fn tokens_above(
-        &mut self,
-        kept: KeptRow<'_>,
-        above: Above,
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<Option<Rest>, StepError> {
-        let _ = (kept, above, found);
-        unreachable!("this backend keeps nothing of positions")
+    /// Returns the backend as one that draws with fewer than all logits, if it is one.
+    fn as_screening(&mut self) -> Option<&mut dyn Screening> {
+        None
     }
 
-    /// Computes all logits of a position. // (vocab,)
-    ///
-    /// # Errors
-    /// If the device fails.
-    ///
-    /// # Panics
-    /// If the backend keeps nothing of positions.
-    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
-        let _ = (kept, logits);
-        unreachable!("this backend keeps nothing of positions")
+    /// Returns the backend as one that runs on while the host does something else, if it is one.
+    fn as_asynchronous(&mut self) -> Option<&mut dyn Asynchronous> {
+        None
     }
 
-    /// Computes the logits of these tokens of a position, in ascending order, and adds them to `found`.
-    ///
-    /// # Errors
-    /// If the device fails.
-    ///
-    /// # Panics
-    /// If the backend keeps nothing of positions.
-    fn token_logits(
-        &mut self,
-        kept: KeptRow<'_>,
-        tokens: &[u32],
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<(), StepError> {
-        let _ = (kept, tokens, found);
-        unreachable!("this backend keeps nothing of positions")
-    }
-
-    /// Returns whether steps can draw tokens after changes of logits, and report the distributions of positions with a
-    /// [`Ranking`]. Of other backends, [`Ranking::changes`] and [`Ranking::report`] must not be asked.
-    fn draws(&self) -> bool {
+    /// Returns whether steps draw the tokens of [`LogitsFor::Draws`] and report the distributions of their rows, where they can.
+    fn draws_tokens(&self) -> bool {
         false
-    }
-
-    /// Returns whether a step may begin the decodes of the next one. Block tables may then have a block after the last position
-    /// of a chunk, which belongs to the sequence alone.
-    fn decodes_ahead(&self) -> bool {
-        false
-    }
-
-    /// Returns whether the device may still run the last step: a step that returns no logits need not wait for it.
-    fn is_running(&self) -> bool {
-        false
-    }
-
-    /// Waits until the device has run the last step.
-    ///
-    /// # Errors
-    /// If the device fails.
-    fn wait(&mut self) -> Result<(), StepError> {
-        Ok(())
     }
 
     /// Takes memory for the first blocks, so that their first use does not wait for it.
@@ -272,4 +195,52 @@ pub trait Backend: Send {
     /// # Panics
     /// If `content` has not [`block_bytes`](Self::block_bytes) bytes.
     fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError>;
+}
+
+/// A backend that finds few logits of a position without computing all, and keeps of it what answers further questions.
+pub trait Screening {
+    /// Writes at least the tokens of a row with a logit of at least the threshold's to `found`, by ascending token; returns what
+    /// is known of the others. `None` if these are so many that it is faster to compute all logits.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn at_least(
+        &mut self,
+        row: ScreenedRow<'_>,
+        threshold: Threshold,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Remainder>, StepError>;
+
+    /// Computes the logits of these tokens of a row, in ascending order, and adds them to `found`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn logits_of(
+        &mut self,
+        row: ScreenedRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError>;
+
+    /// Computes all logits of a row. // (vocab,)
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn all(&mut self, row: ScreenedRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError>;
+}
+
+/// A backend with a device that may still run a step when [`Backend::step`] has returned.
+pub trait Asynchronous {
+    /// Returns whether a step may begin the decodes of the next one. Block tables may then have a block after the last position
+    /// of a chunk, which belongs to the sequence alone.
+    fn decodes_ahead(&self) -> bool;
+
+    /// Returns whether the device may still run the last step: a step that returns no logits need not wait for it.
+    fn is_running(&mut self) -> bool;
+
+    /// Waits until the device has run the last step.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn wait(&mut self) -> Result<(), StepError>;
 }

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Chunk, LogitsFor, Ranking, StepError, rope_scaling};
+use super::{Chunk, LogitsFor, StepError, rope_scaling};
 use crate::{
     config::ModelConfig,
     kv::{BLOCK_TOKENS, BlockId},
     math,
+    sampling::Largest,
 };
 
 /// Checks a step's chunks against a model and a pool of `block_count` KV blocks. `written` is scratch.
@@ -71,25 +72,27 @@ fn check_writes(
 impl<'a> LogitsFor<'a> {
     /// Returns how many tokens a chunk must have.
     fn rows_min(self) -> usize {
-        if let Self::Each(rankings, _) = self { rankings.len() } else { 1 }
+        if let Self::Draws(draws) = self { draws.len() } else { 1 }
     }
 
-    /// Returns the rows of a chunk that logits are requested for, each with the ranking of the tokens to find; `None`
-    /// for all.
+    /// Returns the rows of a chunk that logits are requested for, each with what is asked of it first; `None` for all logits.
     pub(super) fn wanted(
         self,
         rows: Range<usize>,
-    ) -> impl Iterator<Item = (usize, Option<Ranking>)> + 'a {
+    ) -> impl Iterator<Item = (usize, Option<Largest>)> + 'a {
         let last = rows.end;
         let first = match self {
             Self::Nothing => last,
             Self::Last | Self::Largest(_) => last - 1,
             Self::All => rows.start,
-            Self::Each(rankings, _) => last - rankings.len(),
+            Self::Draws(draws) => last - draws.len(),
         };
         (first..last).map(move |row| match self {
-            Self::Largest(ranking) => (row, Some(ranking)),
-            Self::Each(rankings, _) => (row, Some(rankings[row - first])),
+            Self::Largest(largest) => (row, Some(largest)),
+            Self::Draws(draws) => {
+                let draw = &draws[row - first];
+                (row, (!draw.needs_all(false)).then(|| draw.largest()))
+            }
             Self::Nothing | Self::Last | Self::All => (row, None),
         })
     }
@@ -107,7 +110,7 @@ pub(super) struct Rope {
 impl Rope {
     /// Returns the rotation of a model, with frequencies as the reference computes them: the power rounded to f32, then
     /// inverted; and scaled.
-    pub fn of(config: &ModelConfig) -> Self {
+    pub fn from_config(config: &ModelConfig) -> Self {
         let (theta, dim) = (f64::from(config.rope_theta), config.head_dim);
         let power = |j| math::pow(theta, f64::from((2 * j) as f32 / dim as f32)) as f32;
         let powers: Vec<f32> = (0..dim / 2).map(power).collect();

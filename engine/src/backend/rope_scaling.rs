@@ -109,7 +109,7 @@ mod tests {
     fn check(theta: f32, head_dim: usize, scaling: RopeScaling, expected: &[(usize, f64)]) {
         let mut config = shape("bitnet-2b").expect("a known shape");
         (config.rope_theta, config.head_dim, config.rope_scaling) = (theta, head_dim, scaling);
-        let frequencies = Rope::of(&config).frequencies;
+        let frequencies = Rope::from_config(&config).frequencies;
         assert_eq!(frequencies.len(), head_dim / 2);
         for &(index, value) in expected {
             let error = (f64::from(frequencies[index]) - value).abs() / value;
@@ -153,6 +153,6 @@ mod tests {
     fn divisors_divide_each_frequency() {
         let divisors = vec![1.0, 2.0, 4.0, 8.0];
         let expected = [(0, 1.0), (1, 0.5e-1), (2, 0.25e-2), (3, 0.125e-3)];
-        check(1e4, 8, RopeScaling::Divisors { divisors, beyond: None }, &expected);
+        check(1e4, 8, RopeScaling::Divisors { divisors, long_factors: None }, &expected);
     }
 }

@@ -6,8 +6,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Above, Backend, Chunk, CopyError, KeptRow, Logits, Rest, StepError, TokenLogit};
-use crate::kv::BlockId;
+use super::{Asynchronous, Backend, Chunk, CopyError, Logits, ScreenedRow, Screening, StepError};
+use crate::{
+    kv::BlockId,
+    sampling::{Remainder, Threshold, TokenLogit},
+};
 
 /// A handle to a backend. Clones are handles to the same backend.
 #[derive(Clone)]
@@ -18,8 +21,10 @@ pub struct SharedBackend {
     block_count: usize,
     block_bytes: usize,
     weight_bytes: Option<usize>,
-    draws: bool,
-    decodes_ahead: bool,
+    draws_tokens: bool,
+    is_screening: bool,
+    /// Whether it decodes ahead; `None` if it is not asynchronous.
+    decodes_ahead: Option<bool>,
 }
 
 struct Turns {
@@ -31,15 +36,16 @@ struct Turns {
 
 impl SharedBackend {
     /// Makes the only handle to a backend.
-    pub fn new(backend: Box<dyn Backend>) -> Self {
+    pub fn new(mut backend: Box<dyn Backend>) -> Self {
         Self {
             numerics_class: backend.numerics_class().into(),
             vocab_size: backend.vocab_size(),
             block_count: backend.block_count(),
             block_bytes: backend.block_bytes(),
             weight_bytes: backend.weight_bytes(),
-            draws: backend.draws(),
-            decodes_ahead: backend.decodes_ahead(),
+            draws_tokens: backend.draws_tokens(),
+            is_screening: backend.as_screening().is_some(),
+            decodes_ahead: backend.as_asynchronous().map(|backend| backend.decodes_ahead()),
             turns: Arc::new(Turns { next: Mutex::new(()), backend: Mutex::new(backend) }),
         }
     }
@@ -72,12 +78,16 @@ impl Backend for SharedBackend {
         self.weight_bytes
     }
 
-    fn draws(&self) -> bool {
-        self.draws
+    fn as_screening(&mut self) -> Option<&mut dyn Screening> {
+        if self.is_screening { Some(self) } else { None }
     }
 
-    fn decodes_ahead(&self) -> bool {
-        self.decodes_ahead
+    fn as_asynchronous(&mut self) -> Option<&mut dyn Asynchronous> {
+        if self.decodes_ahead.is_some() { Some(self) } else { None }
+    }
+
+    fn draws_tokens(&self) -> bool {
+        self.draws_tokens
     }
 
     fn numerics_class(&self) -> &str {
@@ -88,38 +98,8 @@ impl Backend for SharedBackend {
         self.turn().step(chunks, logits)
     }
 
-    fn tokens_above(
-        &mut self,
-        kept: KeptRow<'_>,
-        above: Above,
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<Option<Rest>, StepError> {
-        self.turn().tokens_above(kept, above, found)
-    }
-
-    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
-        self.turn().all_logits(kept, logits)
-    }
-
-    fn is_running(&self) -> bool {
-        self.turn().is_running()
-    }
-
-    fn wait(&mut self) -> Result<(), StepError> {
-        self.turn().wait()
-    }
-
     fn ready_blocks(&mut self, count: usize) {
         self.turn().ready_blocks(count);
-    }
-
-    fn token_logits(
-        &mut self,
-        kept: KeptRow<'_>,
-        tokens: &[u32],
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<(), StepError> {
-        self.turn().token_logits(kept, tokens, found)
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
@@ -140,5 +120,46 @@ impl Backend for SharedBackend {
 
     fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
         self.turn().write_block(block, content)
+    }
+}
+
+/// Why the backend still has an ability: abilities do not change, and were looked for at the start.
+const AS_AT_START: &str = "the backend had this ability at the start";
+
+impl Screening for SharedBackend {
+    fn at_least(
+        &mut self,
+        row: ScreenedRow<'_>,
+        threshold: Threshold,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Remainder>, StepError> {
+        self.turn().as_screening().expect(AS_AT_START).at_least(row, threshold, found)
+    }
+
+    fn logits_of(
+        &mut self,
+        row: ScreenedRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        self.turn().as_screening().expect(AS_AT_START).logits_of(row, tokens, found)
+    }
+
+    fn all(&mut self, row: ScreenedRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
+        self.turn().as_screening().expect(AS_AT_START).all(row, logits)
+    }
+}
+
+impl Asynchronous for SharedBackend {
+    fn decodes_ahead(&self) -> bool {
+        self.decodes_ahead == Some(true)
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.turn().as_asynchronous().expect(AS_AT_START).is_running()
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        self.turn().as_asynchronous().expect(AS_AT_START).wait()
     }
 }

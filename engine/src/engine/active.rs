@@ -4,13 +4,12 @@ use std::time::Instant;
 
 use super::{
     drafts::{self, Chances, Drafts},
-    report::Spare,
+    report::DeltaBuffers,
 };
 use crate::{
-    backend::{LogitChange, Ranking},
     kv::BlockHash,
     request::{Choice, Event, FinishReason, Output, Request, RequestId, TokenLogprob},
-    sampler::{self, Context, Drawn, Logprobs, SamplingParams, TokenCounts},
+    sampling::{AllowedTokens, Drawn, Logprobs, RowMetadata, SamplingParams, TokenCounts},
     scheduler::{Priority, SequenceId},
     text::{TextAssembler, TokenText},
 };
@@ -49,12 +48,12 @@ pub(super) struct ActiveRequest {
     cached_tokens: Option<usize>,
     /// Tokens that end a choice: stop tokens, and end-of-sequence tokens unless these are ignored.
     end_tokens: Vec<u32>,
+    /// All others, for `min_tokens`; `None` if every token may be drawn.
+    before_end: Option<AllowedTokens>,
     /// State of each of the `n` choices.
     choices: Vec<Generation>,
     /// Number of choices with a sequence: one until the prompt is computed, then all.
     started: u32,
-    /// Whether the backend changes logits, draws tokens and reports distributions.
-    backend_draws: bool,
 }
 
 impl ActiveRequest {
@@ -62,7 +61,7 @@ impl ActiveRequest {
         id: RequestId,
         request: &Request,
         root: BlockHash,
-        context_length: usize,
+        (context_length, vocab_size): (usize, usize),
         eos_tokens: &[u32],
     ) -> Self {
         let sampling = request.sampling.clone();
@@ -70,6 +69,9 @@ impl ActiveRequest {
         if !sampling.ignore_eos {
             end_tokens.extend(eos_tokens);
         }
+        let before_end = (sampling.min_tokens > 0)
+            .then(|| AllowedTokens::all_but(vocab_size, end_tokens.iter().copied()))
+            .filter(|allowed| allowed.refused_count() > 0);
         let choices = (0..sampling.n).map(|_| Generation {
             tokens: Vec::new(),
             text: TextAssembler::new(&sampling.stop),
@@ -88,10 +90,10 @@ impl ActiveRequest {
             max_tokens: sampling.max_tokens.min(context_length - request.prompt.len()),
             cached_tokens: None,
             end_tokens,
+            before_end,
             choices: choices.collect(),
             sampling,
             started: 1,
-            backend_draws: false,
         }
     }
 
@@ -103,12 +105,6 @@ impl ActiveRequest {
         self
     }
 
-    /// Has tokens drawn after changes of logits, and distributions reported, by the backend.
-    pub fn with_draws(mut self) -> Self {
-        self.backend_draws = true;
-        self
-    }
-
     /// Adds the tokens of an earlier attempt; returns the part of their text that cannot change any
     /// more. `None` if the tokens already finish the choice or cannot be resumed from; `self` must not
     /// be used then.
@@ -117,7 +113,7 @@ impl ActiveRequest {
         let mut events = Vec::new();
         let mut continues = |token: &u32| {
             let drawn = Drawn { token: *token, logprobs: None };
-            !self.push(0, drawn, vocabulary, (&mut events, &mut Spare::default()))
+            !self.push(0, drawn, vocabulary, (&mut events, &mut DeltaBuffers::default()))
         };
         let resumed = resumable && tokens.iter().all(&mut continues);
         let text = |event| match event {
@@ -160,100 +156,41 @@ impl ActiveRequest {
         self.cached_tokens.get_or_insert(tokens);
     }
 
-    /// Returns everything besides logits and parameters that the next draw of a choice depends on.
-    pub fn context(&self, choice: u32, position: usize) -> Context<'_> {
-        let generation = &self.choices[choice as usize];
-        let (counts, masked) = (&generation.counts, self.masked(generation.tokens.len()));
-        Context { counts, masked, choice, position, known: None, distribution: None }
-    }
-
-    /// Returns the tokens that must not be drawn after so many tokens of an answer.
-    fn masked(&self, tokens: usize) -> &[u32] {
-        if tokens < self.sampling.min_tokens { &self.end_tokens } else { &[] }
-    }
-
-    /// Returns the tokens that the draw of a choice's token at `position` needs; `None` if it needs all. If the backend makes the
-    /// draw after changes of logits, they are added to `changes`.
-    pub fn ranking(
-        &self,
+    /// Returns what the draw of a choice's token at `position` depends on besides the logits, after these drafts.
+    pub fn metadata<'a>(
+        &'a self,
         choice: u32,
         position: usize,
-        changes: &mut Vec<LogitChange>,
-    ) -> Option<Ranking> {
-        let context = self.context(choice, position);
-        if self.backend_draws && !self.starts_others() {
-            return Some(sampler::needed_with_changes(&self.sampling, context, changes));
-        }
-        self.ranking_of_all(sampler::needed(&self.sampling, context))
-    }
-
-    /// Returns whether the draw of a choice's token at `position` needs some tokens only.
-    pub fn needs_some(&self, choice: u32, position: usize) -> bool {
-        let needed = sampler::needed(&self.sampling, self.context(choice, position));
-        self.ranking_of_all(needed).is_some()
-    }
-
-    /// Returns what the draws of all choices need that are made from the same logits.
-    fn ranking_of_all(&self, of_one: Ranking) -> Option<Ranking> {
-        // Log-probabilities need all logits, if the backend does not compute them.
-        let for_host = of_one.report.is_some() && !self.backend_draws;
-        let ranking = Some(of_one).filter(|_| !for_host)?;
-        if !self.starts_others() {
-            return Some(ranking);
-        }
-        // Each choice has its own noise; all must be decided.
-        ranking.noise.is_none().then_some(Ranking { draw: None, ..ranking })
-    }
-
-    /// Returns whether further choices start from the logits of the first one.
-    fn starts_others(&self) -> bool {
-        (self.started as usize) < self.choices.len()
-    }
-
-    /// Adds to `rankings` the tokens to find at `position` and after each of these drafts. If the backend makes the draws, the changes before them are added to `changes`.
-    pub fn rankings_with_drafts(
-        &self,
-        choice: u32,
-        position: usize,
-        drafts: &[u32],
-        rankings: &mut Vec<Ranking>,
-        changes: &mut Vec<LogitChange>,
-    ) {
+        drafts: &'a [u32],
+    ) -> RowMetadata<'a> {
         let generation = &self.choices[choice as usize];
-        if !self.backend_draws {
-            rankings.extend((0..=drafts.len()).map(|draft| {
-                let context = self.context(choice, position + draft);
-                let ranking = sampler::needed(&self.sampling, context);
-                // Each draft may be a token that penalties lower from then on.
-                let count = ranking.count + draft * usize::from(ranking.count > 1);
-                Ranking { count, ..ranking }
-            }));
-            return;
-        }
-        let mut counts = generation.counts.clone();
-        for draft in 0..=drafts.len() {
-            let masked = self.masked(generation.tokens.len() + draft);
-            let of_draft = self.context(choice, position + draft);
-            let context = Context { counts: &counts, masked, ..of_draft };
-            rankings.push(sampler::needed_with_changes(&self.sampling, context, changes));
-            drafts.get(draft).into_iter().for_each(|token| counts.add(*token));
+        let is_early = generation.tokens.len() + drafts.len() < self.sampling.min_tokens;
+        RowMetadata {
+            params: &self.sampling,
+            counts: &generation.counts,
+            drafts,
+            allowed: self.before_end.as_ref().filter(|_| is_early),
+            choice,
+            position,
+            choices: 1 + (self.choices.len() as u32 - self.started),
         }
     }
 
-    /// Proposes tokens that may follow `tokens` of a choice, up to `most`.
+    /// Proposes tokens that may follow `tokens` of a choice, up to `most`: none if its draws need all logits, which a backend that
+    /// draws does not.
     pub fn propose(
         &mut self,
         choice: u32,
         tokens: &[u32],
         drafts: &mut Drafts,
-        most: usize,
+        (most, backend_draws): (usize, bool),
         proposed: &mut Vec<u32>,
     ) {
         let position = tokens.len();
         let Generation { tokens: generated, chances, .. } = &self.choices[choice as usize];
         // The last token needs none after it.
         let most = most.min(self.max_tokens.saturating_sub(generated.len() + 1));
-        if most == 0 || !self.needs_some(choice, position) {
+        if most == 0 || self.metadata(choice, position, &[]).needs_all(backend_draws) {
             return;
         }
         let matched = drafts.propose(&self.root, chances, tokens, most, proposed);
@@ -302,7 +239,7 @@ impl ActiveRequest {
         choice: u32,
         drawn: Drawn,
         vocabulary: &dyn TokenText,
-        (events, spare): (&mut Vec<Event>, &mut Spare),
+        (events, spare): (&mut Vec<Event>, &mut DeltaBuffers),
     ) -> bool {
         let generation = &mut self.choices[choice as usize];
         let token = drawn.token;

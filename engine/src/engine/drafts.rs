@@ -77,7 +77,7 @@ impl Drafts {
             (own, others) => own.or(others),
         };
         let Some(Found { following, matched, repeats }) = found else { return 0 };
-        let each = self.acceptance.of(matched, chances);
+        let each = self.acceptance.probability(matched, chances);
         let mut probability = each;
         let most = if repeats { most } else { most.min(following.len()) };
         for token in following.iter().cycle().take(most) {

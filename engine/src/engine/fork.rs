@@ -4,11 +4,11 @@
 //! counters start at zero. Weights are never copied. Both go on independently, on any threads; as tokens depend on the
 //! request alone, both draw the same ones.
 
-use super::{Engine, EngineStats, Needs, Spare};
+use super::{DeltaBuffers, Engine, EngineStats};
 use crate::{
     backend::{Backend as _, CopyError, Logits, StepError},
     request::RequestId,
-    sampler::Scratch,
+    sampling::{SamplingMetadata, Scratch},
     scheduler::{Fork, Plan},
 };
 
@@ -74,12 +74,10 @@ impl Engine {
             logits: Logits::default(),
             scratch: Scratch::default(),
             undecided: Vec::new(),
-            further: Vec::new(),
-            raised: Vec::new(),
             untimed: Default::default(),
-            needs: Needs::default(),
+            metadata: SamplingMetadata::default(),
             chunks: Vec::new(),
-            spare: Spare::default(),
+            spare: DeltaBuffers::default(),
             counters: EngineStats::default(),
         })
     }

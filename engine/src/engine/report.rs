@@ -47,7 +47,7 @@ impl EngineConfig {
             stall_limit: 1000,
             max_requests: 16_384,
             step_target: Some(Duration::from_millis(150)),
-            rows: RowTarget::of(Format::I2S),
+            rows: RowTarget::for_format(Format::I2S),
             wait_limit: Duration::from_millis(10),
             draft_tokens: 8,
         }
@@ -56,9 +56,9 @@ impl EngineConfig {
 
 /// Memory of deltas that were reported, for later ones.
 #[derive(Debug, Default)]
-pub(super) struct Spare(Vec<(String, Vec<u32>)>);
+pub(super) struct DeltaBuffers(Vec<(String, Vec<u32>)>);
 
-impl Spare {
+impl DeltaBuffers {
     /// Most deltas that it keeps the memory of.
     const DELTAS_MAX: usize = 1024;
     /// Bytes of text that a delta has room for from the start.

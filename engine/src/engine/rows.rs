@@ -19,7 +19,7 @@ pub struct RowTarget {
 
 impl RowTarget {
     /// Returns the target of a packing.
-    pub const fn of(format: Format) -> Self {
+    pub const fn for_format(format: Format) -> Self {
         match format {
             Format::I2S => Self { least: 32, most: 64 },
             // Their tables are built for each row, and are the larger part of a step earlier.
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn targets_are_whole_tiles() {
         for format in Format::ALL {
-            let RowTarget { least, most } = RowTarget::of(format);
+            let RowTarget { least, most } = RowTarget::for_format(format);
             assert!(least.is_multiple_of(TILE_ROWS) && most.is_multiple_of(TILE_ROWS));
             assert!(least < most, "{format}");
         }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn idle_engine_waits_for_more_rows_within_the_limit() {
-        let (target, ms) = (RowTarget::of(Format::I2S), Duration::from_millis);
+        let (target, ms) = (RowTarget::for_format(Format::I2S), Duration::from_millis);
         assert_eq!(target.wait(8, ms(3), ms(10)), Some(ms(7)));
         assert_eq!(target.wait(31, ms(0), ms(10)), Some(ms(10)));
         assert_eq!(target.wait(32, ms(0), ms(10)), None, "enough rows");

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::{testing::*, *};
 use crate::{
     FinishReason, RequestError,
-    sampler::SamplingParams,
+    sampling::SamplingParams,
     scheduler::{Fork, Priority},
 };
 

@@ -71,10 +71,11 @@ impl Engine {
     fn propose_drafts(&mut self) {
         let Some(drafts) = &mut self.drafts else { return };
         drafts.begin(self.scheduler.decoding(None));
-        let (active, most) = (&mut self.active, self.config.draft_tokens);
+        let active = &mut self.active;
+        let limits = (self.config.draft_tokens, self.backend.draws_tokens());
         self.scheduler.propose(|id, tokens, proposed| {
             if let Some(request) = active.get_mut(&RequestId(id.request)) {
-                request.propose(id.choice, tokens, drafts, most, proposed);
+                request.propose(id.choice, tokens, drafts, limits, proposed);
             }
         });
     }
@@ -117,7 +118,8 @@ impl Engine {
             let (prefill_tokens, decode_tokens) =
                 (prefill + report.prefill_tokens, decodes + report.decode_tokens);
             let time = before + time;
-            if self.backend.is_running() {
+            let is_running = self.backend.as_asynchronous().is_some_and(|b| b.is_running());
+            if is_running {
                 self.untimed = (prefill_tokens, decode_tokens, time);
                 return;
             }
@@ -177,19 +179,31 @@ impl Engine {
         self.counters.steps += 1;
         self.counters.prefill_tokens += report.prefill_tokens as u64;
         self.counters.decode_tokens += report.decode_tokens as u64;
-        let scheduler = &self.scheduler;
-        let view = |planned: &PlannedChunk| scheduler.chunk(planned, LogitsFor::Nothing);
-        self.needs.list(&plan.chunks, &self.active, view);
+        let (scheduler, active) = (&self.scheduler, &self.active);
+        let mut metadata = std::mem::take(&mut self.metadata).emptied();
+        for planned in plan.chunks.iter().filter(|planned| planned.samples) {
+            let request = active.get(&RequestId(planned.id.request));
+            let request = request.expect("a sequence belongs to an active request");
+            let tokens = scheduler.chunk(planned).tokens;
+            let (_, drafts) = tokens.split_at(tokens.len() - planned.drafts);
+            let first = planned.end - drafts.len();
+            let row = |draft| request.metadata(planned.id.choice, first + draft, &drafts[..draft]);
+            metadata.rows.extend((0..=drafts.len()).map(row));
+        }
+        let mut rows = &metadata.rows[..];
         let mut chunks = emptied(std::mem::take(&mut self.chunks));
-        let needed = self.needs.of_chunks();
-        chunks.extend(
-            plan.chunks
-                .iter()
-                .zip(needed)
-                .map(|(planned, needed)| scheduler.chunk(planned, needed)),
-        );
+        chunks.extend(plan.chunks.iter().map(|planned| {
+            let chunk = scheduler.chunk(planned);
+            if !planned.samples {
+                return chunk;
+            }
+            let (draws, rest) = rows.split_at(planned.drafts + 1);
+            rows = rest;
+            Chunk { logits: LogitsFor::Draws(draws), ..chunk }
+        }));
         let result = self.backend.step(&chunks, &mut self.logits);
         self.chunks = emptied(chunks);
+        self.metadata = metadata.emptied();
         result
     }
 

@@ -18,9 +18,8 @@ use std::{
 
 use super::*;
 use crate::{
-    backend::{TokenLogit, logits as of_logits},
     request::{Choice, FinishReason, Output, RequestError},
-    sampler::SamplingParams,
+    sampling::SamplingParams,
     scheduler::Fork,
 };
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::{testing::*, *};
 use crate::{
     request::{Choice, FinishReason, Output, RequestError},
-    sampler::SamplingParams,
+    sampling::SamplingParams,
     scheduler::Priority,
 };
 

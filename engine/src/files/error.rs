@@ -3,7 +3,7 @@
 
 use std::{fmt, io, ops::Range, path::PathBuf};
 
-use crate::{chat::TemplateError, tokenizer::TokenizerError};
+use crate::tokenizer::TokenizerError;
 
 /// A model cannot be opened, read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -122,9 +122,6 @@ pub enum ModelError {
     /// The tokenizer is invalid or not supported.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The chat template is invalid.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
     /// The target format of a conversion cannot hold a tensor.
     #[error("tensor {tensor} cannot become {target}: {problem}")]
     Unconvertible {

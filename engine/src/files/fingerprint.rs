@@ -4,10 +4,11 @@ use std::fmt;
 
 use rayon::prelude::*;
 
-use super::{convert::f32_bytes, dense::Dense, error::ModelError, model::Model, roles::biases};
+use super::encodings::dense::{Dense, f32_bytes};
 use crate::{
-    config::{Activation, Linear, ModelConfig, Multipliers, RopeScaling},
+    config::{Activation, ModelConfig, Multipliers, RopeScaling},
     formats::{Scale, TernaryMatrix},
+    tokenizer::Tokenizer,
 };
 
 /// A BLAKE3 hash of everything that the output of a model depends on, independent of the container:
@@ -62,30 +63,41 @@ impl serde::Serialize for Fingerprint {
 /// Rows of the embedding hashed as one part.
 const DENSE_ROWS: usize = 1024;
 
-pub(crate) fn compute(model: &Model) -> Result<Fingerprint, ModelError> {
-    let config = model.config();
-    let mut hasher = blake3::Hasher::new_derive_key("tritmill model fingerprint");
-    hasher.update(&config_digest(config));
-    hasher.update(&model.tokenizer().digest());
-    // Tensors follow one another, so that memory holds one decoded tensor. Its decoding and the
-    // hashing of its parts run in parallel.
-    for layer in 0..config.layer_count {
-        for linear in Linear::ALL {
-            hasher.update(&ternary_digest(&model.ternary(layer, linear)?));
+/// Hashes the parts of a model, which are added in the order that [`Fingerprint`] states. The parts of a tensor are
+/// hashed in parallel.
+pub(crate) struct FingerprintHasher(blake3::Hasher);
+
+impl FingerprintHasher {
+    /// Returns a hasher that has the configuration and the tokenizer.
+    pub fn new(config: &ModelConfig, tokenizer: &Tokenizer) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("tritmill model fingerprint");
+        hasher.update(&config_digest(config));
+        hasher.update(&tokenizer.digest());
+        Self(hasher)
+    }
+
+    /// Adds a ternary matrix.
+    pub fn add_ternary(&mut self, matrix: &TernaryMatrix) {
+        self.0.update(&ternary_digest(matrix));
+    }
+
+    /// Adds a norm or a bias.
+    pub fn add_vector(&mut self, values: &[f32]) {
+        self.0.update(blake3::hash(&f32_bytes(values)).as_bytes());
+    }
+
+    /// Adds the embedding or the head, by its trits if it is ternary.
+    pub fn add_table(&mut self, ternary: Option<TernaryMatrix>, dense: Dense<'_>) {
+        match ternary {
+            Some(matrix) => self.add_ternary(&matrix),
+            None => dense_digests(&mut self.0, dense),
         }
     }
-    for norm in model.norms() {
-        hasher.update(blake3::hash(&f32_bytes(&model.norm(norm)?)).as_bytes());
+
+    /// Returns the fingerprint of what was added.
+    pub fn finish(&self) -> Fingerprint {
+        Fingerprint(*self.0.finalize().as_bytes())
     }
-    for (layer, linear) in biases(config) {
-        let bias = model.bias(layer, linear)?.unwrap_or_default();
-        hasher.update(blake3::hash(&f32_bytes(&bias)).as_bytes());
-    }
-    table_digests(&mut hasher, model.ternary_embedding()?, model.embedding());
-    if !config.tied_head {
-        table_digests(&mut hasher, model.ternary_head()?, model.head());
-    }
-    Ok(Fingerprint(*hasher.finalize().as_bytes()))
 }
 
 fn config_digest(config: &ModelConfig) -> [u8; 32] {
@@ -131,7 +143,7 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// Without scaling nothing is hashed, so the fingerprints of earlier releases stay.
+/// Without scaling nothing is hashed.
 fn hash_rope_scaling(hasher: &mut blake3::Hasher, scaling: &RopeScaling) {
     let (kind, numbers, context) = match scaling {
         RopeScaling::None => return,
@@ -190,16 +202,6 @@ fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
     hasher.update(&[operation]);
     hasher.update(&scale.to_bits().to_le_bytes());
     *hasher.finalize().as_bytes()
-}
-
-/// Hashes the embedding or the head, by its trits if it is ternary.
-fn table_digests(hasher: &mut blake3::Hasher, ternary: Option<TernaryMatrix>, dense: Dense<'_>) {
-    match ternary {
-        Some(matrix) => {
-            hasher.update(&ternary_digest(&matrix));
-        }
-        None => dense_digests(hasher, dense),
-    }
 }
 
 fn dense_digests(hasher: &mut blake3::Hasher, matrix: Dense<'_>) {

@@ -5,7 +5,8 @@ use serde::Serialize;
 use super::{
     error::ModelError,
     fingerprint::Fingerprint,
-    model::{Model, TensorInfo},
+    model::Model,
+    parts::TensorInfo,
     roles::{biases, norm_len},
 };
 use crate::config::{Linear, ModelConfig};

@@ -13,7 +13,7 @@ use std::{
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
-use super::error::ModelError;
+use super::error::{ModelError, Problem};
 
 /// The state of a file, which changes with every write to it: the system sets the time of change, and programs
 /// cannot.
@@ -49,6 +49,20 @@ pub struct Source {
     pub state: FileState,
 }
 
+/// Refuses a file that stands for another one: what Git has of a large file that was not fetched.
+///
+/// # Errors
+/// [`ModelError::Malformed`] with the remedy.
+pub(crate) fn check_content(path: &Path, bytes: &[u8]) -> Result<(), ModelError> {
+    if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
+        let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let problem =
+            "a Git LFS pointer and not the file itself: run `git lfs pull` in its repository";
+        return Err(ModelError::malformed(&file, 0, Problem::Other(problem)));
+    }
+    Ok(())
+}
+
 /// Read-only bytes of one file.
 #[derive(Debug)]
 pub enum Bytes {
@@ -77,6 +91,7 @@ impl Bytes {
         let map = unsafe { Mmap::map(&file) }.map_err(wrap)?;
         // Tensors are read front to back. The hint only affects speed.
         let _ = map.advise(Advice::Sequential);
+        check_content(path, &map)?;
         Ok(Self::Mapped(map, Source { path: path.to_owned(), state }))
     }
 

@@ -7,59 +7,37 @@
 //! may change the computation is an error that names it.
 
 mod convert;
-mod convert_folder;
-mod convert_gguf;
-mod dense;
+mod encodings;
 mod error;
 mod fingerprint;
 #[doc(hidden)]
 pub mod gguf;
-mod gguf_config;
-mod gguf_metadata;
-mod gguf_model;
-mod gguf_names;
-mod gguf_pieces;
-mod gguf_pieces_write;
-mod gguf_rope;
-mod gguf_ternary;
-mod gguf_tokenizer;
-mod gguf_write;
-mod grouped;
-mod hf;
 #[doc(hidden)]
-pub mod hf_config;
-mod hf_rope;
-mod hf_tensors;
-mod hf_write;
+pub mod hugging_face;
 mod inspect;
-mod json_keys;
+mod limits;
 mod mmap;
 mod model;
+mod open;
 mod partial;
-mod pieces;
-mod protobuf;
-mod quants;
+mod parts;
 mod roles;
-#[doc(hidden)]
-pub mod safetensors;
-mod sentencepiece;
-mod sentencepiece_folder;
 mod synth;
-mod synth_groups;
-mod ternary;
-mod ternary_write;
-mod tokenizer_json;
+mod tokenizer;
 
 pub(crate) use error::shorten;
 #[doc(hidden)]
-pub use hf::shard_names;
+pub use hugging_face::folder::shard_names;
+pub(crate) use hugging_face::python_json::without_literals;
 pub(crate) use mmap::FileState;
 pub use {
     convert::{Report, Target, convert},
-    dense::{Dense, DenseType},
+    encodings::dense::{Dense, DenseType},
     error::{ModelError, Problem},
     fingerprint::Fingerprint,
+    hugging_face::folder::EmbeddedFolder,
     inspect::{Inspection, inspect},
-    model::{EmbeddedFolder, Model, TensorInfo},
+    model::Model,
+    parts::TensorInfo,
     synth::{VOCAB_MIN, shape, shape_names, synth},
 };

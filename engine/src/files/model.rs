@@ -5,16 +5,18 @@
 //! loading needs memory for one decoded tensor instead of the whole model. Invalid data (a code that
 //! is not a trit, say) is an error of that call.
 
-use std::{collections::HashMap, ops::Range, path::Path, sync::OnceLock};
+use std::sync::OnceLock;
 
 use super::{
-    dense::{Dense, DenseType, widen},
+    encodings::{
+        dense::{Dense, widen},
+        stored::{Packing, Stored},
+    },
     error::{ModelError, Problem},
-    fingerprint::{self, Fingerprint},
-    gguf_model, hf,
+    fingerprint::{Fingerprint, FingerprintHasher},
     mmap::{Bytes, Source},
-    roles::{biases, half_split, norms},
-    ternary::{Packing, Stored},
+    parts::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor},
+    roles::{biases, half_split, linears, norms},
 };
 use crate::{
     chat::ChatTemplate,
@@ -23,83 +25,6 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// A tensor as the file lists it.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct TensorInfo {
-    /// Name in the file.
-    pub name: String,
-    /// Type name in the file.
-    #[serde(rename = "type")]
-    pub type_name: String,
-    /// Dimensions, slowest first (GGUF files store them the other way round).
-    pub shape: Vec<u64>,
-    /// Bytes in the file.
-    pub size_bytes: u64,
-}
-
-/// Location of a tensor's bytes: index of the file, and range in it.
-#[derive(Debug, Clone)]
-pub(crate) struct Span {
-    pub file: usize,
-    pub range: Range<usize>,
-}
-
-/// A ternary tensor of the file.
-#[derive(Debug, Clone)]
-pub(crate) struct TernaryTensor {
-    pub name: String,
-    pub span: Span,
-    pub rows: usize,
-    pub cols: usize,
-    pub packing: Packing,
-    /// Number of heads, if the file has their rows in adjacent-pair RoPE order.
-    pub permuted_heads: Option<usize>,
-}
-
-/// A dense tensor of the file, or the table of a model with scales of groups.
-#[derive(Debug, Clone)]
-pub(crate) struct DenseTensor {
-    pub name: String,
-    pub span: Span,
-    pub rows: usize,
-    pub cols: usize,
-    pub dtype: DenseType,
-}
-
-impl From<DenseTensor> for TernaryTensor {
-    /// Returns a matrix with scales of groups.
-    fn from(tensor: DenseTensor) -> Self {
-        let DenseTensor { name, span, rows, cols, dtype } = tensor;
-        let packing = Packing::Grouped(dtype);
-        Self { name, span, rows, cols, packing, permuted_heads: None }
-    }
-}
-
-/// The tensors of a model, by role.
-#[derive(Debug)]
-pub(crate) struct Tensors {
-    /// Ternary linears, by layer and then in the order of [`Linear::ALL`].
-    pub linears: Vec<Vec<TernaryTensor>>,
-    pub norms: HashMap<Norm, DenseTensor>,
-    pub biases: HashMap<(usize, Linear), DenseTensor>,
-    pub embedding: DenseTensor,
-    /// The head; `None` when it is the embedding.
-    pub head: Option<DenseTensor>,
-}
-
-/// The result of reading the files of a model.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    pub name: String,
-    pub container: &'static str,
-    pub config: ModelConfig,
-    pub files: Vec<Bytes>,
-    pub tensors: Tensors,
-    pub listing: Vec<TensorInfo>,
-    pub tokenizer: Tokenizer,
-    pub chat_template: Option<ChatTemplate>,
-}
-
 /// An opened, memory-mapped, validated model.
 #[derive(Debug)]
 pub struct Model {
@@ -107,59 +32,8 @@ pub struct Model {
     fingerprint: OnceLock<Fingerprint>,
 }
 
-/// The files of a Hugging Face folder that is embedded in the program.
-#[derive(Debug, Clone, Copy)]
-pub struct EmbeddedFolder {
-    /// `config.json`
-    pub config: &'static [u8],
-    /// `tokenizer.json`
-    pub tokenizer: &'static [u8],
-    /// `tokenizer_config.json`: special tokens and chat template.
-    pub tokenizer_config: Option<&'static [u8]>,
-    /// `generation_config.json`: additional tokens that end a generation.
-    pub generation_config: Option<&'static [u8]>,
-    /// `model.safetensors`
-    pub weights: &'static [u8],
-}
-
 impl Model {
-    /// Opens a Hugging Face folder (or a `.safetensors` file in one) or a `.gguf` file.
-    ///
-    /// # Errors
-    /// Names the file, key or tensor that is missing, malformed or not supported.
-    pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let parts = if path.is_dir() {
-            hf::open_folder(path)?
-        } else {
-            match path.extension().and_then(|extension| extension.to_str()) {
-                Some("gguf") => gguf_model::open(path)?,
-                Some("safetensors") => hf::open_folder(path.parent().unwrap_or(Path::new(".")))?,
-                _ => {
-                    std::fs::metadata(path).map_err(|source| ModelError::io(path, source))?;
-                    return Err(ModelError::NotAModel { path: path.to_owned() });
-                }
-            }
-        };
-        Ok(Self::new(parts))
-    }
-
-    /// Opens a model that is embedded in the program.
-    ///
-    /// # Errors
-    /// As [`Model::open`].
-    pub fn open_embedded(name: &str, folder: EmbeddedFolder) -> Result<Self, ModelError> {
-        Ok(Self::new(hf::open_embedded(name, folder)?))
-    }
-
-    /// Opens a `.gguf` file in memory.
-    ///
-    /// # Errors
-    /// As [`Model::open`].
-    pub fn open_gguf_bytes(name: &str, bytes: Vec<u8>) -> Result<Self, ModelError> {
-        Ok(Self::new(gguf_model::from_bytes(name, Bytes::Owned(bytes))?))
-    }
-
-    fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts) -> Self {
         Self { parts, fingerprint: OnceLock::new() }
     }
 
@@ -193,6 +67,15 @@ impl Model {
     /// Returns the chat template, which turns messages into a prompt.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.parts.chat_template.as_ref()
+    }
+
+    /// Returns the end token for formats with a single key for it: the template's `eos_token`, else the
+    /// first one of the configuration.
+    pub(crate) fn eos_token(&self) -> Option<u32> {
+        self.chat_template()
+            .and_then(|template| template.special_tokens().get("eos_token"))
+            .and_then(|text| self.tokenizer().token_id(text))
+            .or_else(|| self.config().eos_tokens.first().copied())
     }
 
     /// Returns the tensors, in the order of the files.
@@ -328,8 +211,29 @@ impl Model {
         if let Some(known) = self.fingerprint.get() {
             return Ok(*known);
         }
-        let computed = fingerprint::compute(self)?;
+        let computed = self.compute_fingerprint()?;
         Ok(*self.fingerprint.get_or_init(|| computed))
+    }
+
+    /// Hashes the parts in the order that [`Fingerprint`] states. Tensors follow one another, so that memory holds one
+    /// decoded tensor.
+    fn compute_fingerprint(&self) -> Result<Fingerprint, ModelError> {
+        let config = self.config();
+        let mut hasher = FingerprintHasher::new(config, self.tokenizer());
+        for (layer, linear) in linears(config) {
+            hasher.add_ternary(&self.ternary(layer, linear)?);
+        }
+        for norm in self.norms() {
+            hasher.add_vector(&self.norm(norm)?);
+        }
+        for (layer, linear) in biases(config) {
+            hasher.add_vector(&self.bias(layer, linear)?.unwrap_or_default());
+        }
+        hasher.add_table(self.ternary_embedding()?, self.embedding());
+        if !config.tied_head {
+            hasher.add_table(self.ternary_head()?, self.head());
+        }
+        Ok(hasher.finish())
     }
 
     /// Returns whether [`Self::fingerprint`] need not read the model.

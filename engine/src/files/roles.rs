@@ -32,6 +32,11 @@ pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
     }
 }
 
+/// Returns the layer and linear of every ternary tensor, in the order of the forward pass.
+pub(crate) fn linears(config: &ModelConfig) -> impl Iterator<Item = (usize, Linear)> + use<> {
+    (0..config.layer_count).flat_map(|layer| Linear::ALL.map(|linear| (layer, linear)))
+}
+
 /// Returns the layer and linear of every bias, in the order of the forward pass.
 pub(crate) fn biases(config: &ModelConfig) -> impl Iterator<Item = (usize, Linear)> + '_ {
     let of_layer = |layer| config.linear_biases.iter().map(move |&linear| (layer, linear));

@@ -63,7 +63,7 @@ pub(crate) struct Cut {
 
 impl Cut {
     /// Cuts rows of `cols` inputs.
-    pub fn of<L: Layout>(cols: usize, group: Option<usize>) -> Self {
+    pub fn for_layout<L: Layout>(cols: usize, group: Option<usize>) -> Self {
         let group = group.unwrap_or(cols);
         Self { cols, group, blocks: group.div_ceil(L::BLOCK_COLS) }
     }

@@ -116,7 +116,7 @@ impl PackedMatrix {
             return Err(PackError::NotATrit { row: at / cols, col: at % cols, value: trits[at] });
         }
         Ok(with_layout!(format, L => {
-            Self::pack_as::<L>(format, rows, Cut::of::<L>(cols, group), trits)
+            Self::pack_as::<L>(format, rows, Cut::for_layout::<L>(cols, group), trits)
         }))
     }
 
@@ -145,7 +145,7 @@ impl PackedMatrix {
         let tiles = rows.div_ceil(TILE_ROWS);
         let scales = group.map_or(0, |group| PackedGroups::size_for(rows, cols / group));
         with_layout!(format, L => {
-            tiles * L::tile_bytes(Cut::of::<L>(cols, group).row_blocks()) + scales
+            tiles * L::tile_bytes(Cut::for_layout::<L>(cols, group).row_blocks()) + scales
         })
     }
 
@@ -176,7 +176,7 @@ impl PackedMatrix {
         mut read: impl FnMut(usize) -> Result<AlignedBytes, E>,
     ) -> Result<Self, E> {
         let (blocks, tile_bytes) = with_layout!(format, L => {
-            let blocks = Cut::of::<L>(cols, group).row_blocks();
+            let blocks = Cut::for_layout::<L>(cols, group).row_blocks();
             (blocks, L::tile_bytes(blocks))
         });
         let bytes = read(rows.div_ceil(TILE_ROWS) * tile_bytes)?;
@@ -196,7 +196,7 @@ impl PackedMatrix {
         .par_chunks_exact(self.tile_bytes)
         .zip(trits.par_chunks_mut(TILE_ROWS * self.cols))
         .for_each(|(tile, trits)| {
-            unpack_tile::<L>(tile, Cut::of::<L>(self.cols, self.group()), trits);
+            unpack_tile::<L>(tile, Cut::for_layout::<L>(self.cols, self.group()), trits);
         }));
         trits
     }

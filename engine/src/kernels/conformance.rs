@@ -4,10 +4,7 @@
 
 use proptest::prelude::*;
 
-use super::{
-    Activations,
-    gemm::{Path, gemm_by},
-};
+use super::{Activations, gemm::gemm_by, product::Path};
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 
 /// Returns the paths that this machine can run.

@@ -13,27 +13,13 @@
 
 use std::ops::Range;
 
-use half::f16;
-
-use super::{GroupActivations, Isa, gemm::Path, scalar};
-use crate::formats::{Format, PackedMatrix, TILE_ROWS};
-
-/// One product with checked shapes.
-pub(super) struct GroupProduct<'a> {
-    pub format: Format,
-    pub tiles: &'a [u8],        // (tile, tile_bytes)
-    pub tile_bytes: usize,      // a multiple of 64
-    pub groups: usize,          // of a row
-    pub group_blocks: usize,    // blocks of a group of a tile
-    pub tile_scales: &'a [f16], // (tile, groups, TILE_ROWS)
-    pub digits: usize,          // 1, or 2: high and low
-    pub digit_bytes: usize,     // group_blocks * BLOCK_COLS
-    pub x: &'a [i8],            // (row, x_stride), the first groups * digits * digit_bytes in use
-    pub x_stride: usize,        // a multiple of 64
-    pub sums: &'a [i32],        // (row, groups)
-    pub row_scales: &'a [f32],  // (row, groups)
-    pub y: &'a mut [f32],       // (row, tile, TILE_ROWS)
-}
+use super::{
+    GroupActivations,
+    isa::Isa,
+    product::{GroupProduct, Path},
+    scalar,
+};
+use crate::formats::{PackedMatrix, TILE_ROWS};
 
 /// Multiplies a range of tiles of `w` by all rows of `x`; `y[i * stride + j]` is the output `16 * tiles.start + j` of row
 /// `i`, with `stride = 16 * tiles.len()`. Outputs past the matrix's last row are 0 (or NaN if an activation is).
@@ -48,7 +34,7 @@ pub fn gemm_groups(
     x: &GroupActivations,
     y: &mut [f32],
 ) {
-    let Some(path) = Path::of(isa) else { panic!("this machine has no {isa}") };
+    let Some(path) = Path::for_isa(isa) else { panic!("this machine has no {isa}") };
     gemm_groups_by(path, w, tiles, x, y);
 }
 
@@ -94,7 +80,7 @@ pub(super) fn gemm_groups_by(
         // No vectors join groups there yet.
         #[cfg(target_arch = "aarch64")]
         Path::Neon => scalar::gemm_groups(product),
-        // SAFETY: `Path::of` or the test that created the path checked its features; the shapes were
+        // SAFETY: `Path::for_isa` or the test that created the path checked its features; the shapes were
         // checked above.
         #[cfg(target_arch = "x86_64")]
         path => unsafe { super::x86_64::gemm_groups(path, product) },

@@ -18,8 +18,10 @@ mod group_activations;
 #[cfg(test)]
 mod group_conformance;
 mod group_gemm;
+mod isa;
 mod order;
 pub(crate) mod prefetch;
+mod product;
 mod scalar;
 pub(crate) mod screen;
 mod self_check;
@@ -36,96 +38,6 @@ pub use group_activations::Digits;
 pub use group_activations::{GroupActivations, GroupShape, SCALED_INPUTS};
 #[doc(hidden)]
 pub use group_gemm::gemm_groups;
+pub use isa::{Isa, IsaUnavailable, select};
 pub use self_check::self_check;
 pub(crate) use self_check::{agrees_with_scalar, groups_agree_with_scalar, wave};
-
-#[cfg(target_arch = "aarch64")]
-use std::arch::is_aarch64_feature_detected;
-
-use crate::names::names;
-
-/// An instruction set with its own kernels; the order of declaration is from slow to fast.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Isa {
-    /// Plain Rust: the reference.
-    Scalar,
-    /// NEON with the dot product instructions of ARMv8.2.
-    Neon,
-    /// AVX2 + FMA + F16C.
-    Avx2,
-    /// AVX-512 F, BW, DQ, VL; uses VNNI if present.
-    Avx512,
-    /// AVX-512 with VNNI, and AMX-INT8 for many rows.
-    Amx,
-}
-
-names!(Isa, "ISA", Scalar = "scalar", Neon = "neon", Avx2 = "avx2", Avx512 = "avx512", Amx = "amx");
-
-impl Isa {
-    /// Returns whether this machine can run the kernels of the ISA.
-    pub fn is_available(self) -> bool {
-        match self {
-            Self::Scalar => true,
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => {
-                is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")
-            }
-            #[cfg(not(target_arch = "aarch64"))]
-            Self::Neon => false,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Amx => {
-                Self::Avx512.is_available()
-                    && is_x86_feature_detected!("avx512vnni")
-                    && x86_64::registers::is_available()
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 | Self::Amx => false,
-        }
-    }
-
-    /// Returns the fastest ISA this machine can run.
-    pub fn detect() -> Self {
-        Self::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Self::Scalar)
-    }
-}
-
-/// This machine cannot run the kernels of an ISA.
-#[derive(Debug, thiserror::Error)]
-#[error("this machine has no {0}")]
-pub struct IsaUnavailable(pub Isa);
-
-/// Returns the forced ISA, or the fastest available one.
-///
-/// # Errors
-/// If this machine cannot run `forced`.
-pub fn select(forced: Option<Isa>) -> Result<Isa, IsaUnavailable> {
-    let isa = forced.unwrap_or_else(Isa::detect);
-    if isa.is_available() { Ok(isa) } else { Err(IsaUnavailable(isa)) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_expected_isa_is_detected() {
-        // Set by `cargo xtask aarch64`: without the ISA, the tests of its kernels would pass and show nothing.
-        if let Ok(expected) = std::env::var("TRITMILL_TEST_ISA") {
-            assert_eq!(Isa::detect().name(), expected);
-        }
-    }
-}

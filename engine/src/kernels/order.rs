@@ -14,7 +14,7 @@ pub struct Unit {
 
 impl Unit {
     /// Returns the unit of a layout: sixteen or twelve inputs.
-    pub const fn of<L: Layout>() -> Self {
+    pub const fn for_layout<L: Layout>() -> Self {
         const { unit(L::ORDER) }
     }
 }
@@ -41,14 +41,14 @@ pub fn write_in(format: Format, row: &mut [i8], q: &[i8]) -> i32 {
     #[cfg(target_arch = "aarch64")]
     if std::arch::is_aarch64_feature_detected!("neon") {
         // SAFETY: the machine has NEON.
-        return unsafe { with_layout!(format, L => write_neon(Unit::of::<L>(), row, q)) };
+        return unsafe { with_layout!(format, L => write_neon(Unit::for_layout::<L>(), row, q)) };
     }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the machine has AVX2.
-        return unsafe { with_layout!(format, L => write_avx2(Unit::of::<L>(), row, q)) };
+        return unsafe { with_layout!(format, L => write_avx2(Unit::for_layout::<L>(), row, q)) };
     }
-    with_layout!(format, L => write(Unit::of::<L>(), row, q))
+    with_layout!(format, L => write(Unit::for_layout::<L>(), row, q))
 }
 
 /// Writes the reordered `q` to `row`, padded with zeros, and returns its sum; `row` holds whole units.
@@ -141,7 +141,8 @@ mod tests {
         for format in Format::ALL {
             for len in (0..70).chain([255, 256, 300, 1000]) {
                 let q: Vec<i8> = (0..len).map(|i| (i * i * 31 + i * 7 - 128) as u8 as i8).collect();
-                let (want, unit) = with_layout!(format, L => (ordered::<L>(&q), Unit::of::<L>()));
+                let (want, unit) =
+                    with_layout!(format, L => (ordered::<L>(&q), Unit::for_layout::<L>()));
                 let sum: i32 = q.iter().map(|&q| i32::from(q)).sum();
                 let mut row = vec![99; want.len()];
                 assert_eq!((write(unit, &mut row, &q), &row), (sum, &want), "{format} {len}");

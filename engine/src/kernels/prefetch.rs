@@ -1,6 +1,44 @@
 //! Requests for cache lines before they are read. They are hints: an address need not be valid, and results do not
 //! depend on them.
 
+#[cfg(target_arch = "x86_64")]
+use std::{arch::x86_64::__cpuid, sync::LazyLock};
+
+/// Prefetch distances in bytes, where tiles are read one after another. The hardware prefetcher stops at
+/// every 4 KiB.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// Into the first cache; 0 if the hardware prefetcher does better.
+    pub first: usize,
+    /// Into the second cache, which has room for more requests.
+    pub second: usize,
+}
+
+impl Ahead {
+    /// Returns the best measured distances for this processor's vendor (benches/RESULTS.md).
+    #[cfg(target_arch = "x86_64")]
+    pub fn here() -> Self {
+        static HERE: LazyLock<Ahead> = LazyLock::new(|| match is_amd() {
+            true => Ahead { first: 0, second: 64 * 128 },
+            false => Ahead { first: 64 * 64, second: 64 * 704 },
+        });
+        *HERE
+    }
+
+    /// Returns distances that were not measured: the shorter ones of x86-64.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn here() -> Self {
+        Self { first: 0, second: 64 * 128 }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_amd() -> bool {
+    let vendor = __cpuid(0);
+    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+    name.as_flattened() == b"AuthenticAMD"
+}
+
 /// Prefetches the cache line of an address into the first cache.
 #[inline(always)]
 pub fn first<T>(at: *const T) {

@@ -4,7 +4,7 @@
 //! int32. The other paths sum `(trit + 1) × activation` and subtract the row's sum. Both are exact,
 //! so the results are equal.
 
-use super::{gemm::Product, group_gemm::GroupProduct};
+use super::product::{GroupProduct, Product};
 use crate::formats::{
     TILE_ROWS,
     layout::{Layout, Place, with_layout},

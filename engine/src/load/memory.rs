@@ -107,7 +107,7 @@ pub fn numerics_class(model: &Model, options: &EngineOptions) -> Result<String, 
     if options.packed_cache {
         packed_file::recall_fingerprint(model, format, head);
     }
-    class::of(model, Choices { kv, head, activations }, backend)
+    class::numerics_class(model, Choices { kv, head, activations }, backend)
 }
 
 #[cfg(test)]

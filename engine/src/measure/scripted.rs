@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 
 use crate::{
-    backend::{Backend, Chunk, Logits, LogitsFor, StepError, TokenLogit},
+    backend::{Asynchronous, Backend, Chunk, Logits, LogitsFor, StepError},
     kv::BlockId,
+    sampling::TokenLogit,
 };
 
 /// A prompt and its answer, as tokens. The first [`Scripted::KEY`] tokens of each prompt differ from all others'.
@@ -69,7 +70,7 @@ impl Backend for Scripted {
             let positions = match chunk.logits {
                 LogitsFor::Nothing => 0,
                 LogitsFor::Last | LogitsFor::Largest(_) => 1,
-                LogitsFor::Each(rankings, _) => rankings.len(),
+                LogitsFor::Draws(draws) => draws.len(),
                 LogitsFor::All => chunk.tokens.len(),
             };
             let end = chunk.position + chunk.tokens.len();
@@ -83,12 +84,8 @@ impl Backend for Scripted {
         Ok(())
     }
 
-    fn is_running(&self) -> bool {
-        self.inner.is_running()
-    }
-
-    fn wait(&mut self) -> Result<(), StepError> {
-        self.inner.wait()
+    fn as_asynchronous(&mut self) -> Option<&mut dyn Asynchronous> {
+        if self.inner.as_asynchronous().is_some() { Some(self) } else { None }
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
@@ -105,5 +102,20 @@ impl Backend for Scripted {
 
     fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
         self.inner.write_block(block, content)
+    }
+}
+
+impl Asynchronous for Scripted {
+    /// The tokens that the device would go on with are not the script's.
+    fn decodes_ahead(&self) -> bool {
+        false
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.inner.as_asynchronous().is_some_and(|inner| inner.is_running())
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        self.inner.as_asynchronous().map_or(Ok(()), |inner| inner.wait())
     }
 }

@@ -215,9 +215,8 @@ impl Scheduler {
         self.counters
     }
 
-    /// Returns the backend's view of a planned chunk. `logits` are the logits that the sampler needs if the
-    /// chunk ends with a draw.
-    pub fn chunk<'a>(&'a self, planned: &PlannedChunk, logits: LogitsFor<'a>) -> Chunk<'a> {
+    /// Returns the backend's view of a planned chunk, without a request for logits.
+    pub fn chunk(&self, planned: &PlannedChunk) -> Chunk<'_> {
         let sequence = &self.sequences[&planned.id];
         // Further blocks, which drafts have taken, may have other holders.
         let blocks = blocks_for(planned.end) + usize::from(planned.has_next);
@@ -225,7 +224,7 @@ impl Scheduler {
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,
             blocks: &sequence.blocks[..blocks],
-            logits: if planned.samples { logits } else { LogitsFor::Nothing },
+            logits: LogitsFor::Nothing,
         }
     }
 

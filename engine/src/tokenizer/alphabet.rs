@@ -39,7 +39,7 @@ impl Alphabet {
     /// # Errors
     /// If the tokenizer is neither byte-level BPE nor one of pieces, is not deterministic, or has no token for
     /// some characters.
-    pub fn of(json: &TokenizerJson) -> Result<Self, TokenizerError> {
+    pub fn from_json(json: &TokenizerJson) -> Result<Self, TokenizerError> {
         let model = &json.model;
         if let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0) {
             let why = "the same text would encode differently each time";

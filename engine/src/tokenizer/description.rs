@@ -14,6 +14,8 @@ use serde::{
 };
 use serde_json::Value;
 
+use super::AddedToken;
+
 /// The pre-tokenizer of Llama 3.
 pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -24,7 +26,7 @@ pub(crate) const QWEN2_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\
 #[derive(Debug, Deserialize)]
 pub(super) struct TokenizerJson {
     #[serde(default)]
-    pub added_tokens: Vec<AddedToken>,
+    pub added_tokens: Vec<AddedTokenJson>,
     #[serde(default)]
     pub normalizer: Value,
     #[serde(default)]
@@ -34,12 +36,12 @@ pub(super) struct TokenizerJson {
     pub model: ModelJson,
 }
 
+/// An entry of `added_tokens`.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct AddedToken {
+pub(super) struct AddedTokenJson {
     pub id: u32,
-    pub content: String,
-    #[serde(default)]
-    pub special: bool,
+    #[serde(flatten)]
+    pub token: AddedToken,
 }
 
 /// BPE or Unigram.
@@ -162,7 +164,8 @@ pub(super) fn is_bytes_only(json: &TokenizerJson) -> bool {
             isolates || (part["type"] == "ByteLevel" && no_space)
         })
     };
-    let added: HashSet<&str> = json.added_tokens.iter().map(|token| &*token.content).collect();
+    let added: HashSet<&str> =
+        json.added_tokens.iter().map(|added| &*added.token.content).collect();
     let is_byte = |token: &str| token.chars().nth(1).is_none() || added.contains(token);
     json.model.merges.is_empty()
         && json.model.vocab.tokens().all(|(token, _)| is_byte(token))

@@ -32,7 +32,10 @@ impl TokenTable {
     pub(super) fn new(json: &TokenizerJson, alphabet: Alphabet) -> Result<Self, TokenizerError> {
         let mut by_id: Vec<Option<(&str, TokenKind)>> = Vec::new();
         let vocab = json.model.vocab.tokens().map(|(token, id)| (id, token, false, false));
-        let added = json.added_tokens.iter().map(|t| (t.id, t.content.as_str(), true, t.special));
+        let added = json
+            .added_tokens
+            .iter()
+            .map(|t| (t.id, t.token.content.as_str(), true, t.token.special));
         for (id, token, is_added, is_special) in vocab.chain(added) {
             if id >= VOCAB_MAX {
                 let token = crate::files::shorten(token);

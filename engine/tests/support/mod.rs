@@ -11,7 +11,7 @@ use tritmill_engine::{
     backend::{Backend, Chunk, Logits, LogitsFor},
     chat::Message,
     config::Linear,
-    files::{Model, ModelError, hf_config},
+    files::{Model, ModelError, hugging_face::config as hf_config},
     formats::TernaryMatrix,
     kv::BlockId,
 };
@@ -72,7 +72,7 @@ pub fn argmax(logits: &[f32]) -> usize {
 
 /// Returns a conversation of one message.
 pub fn messages(content: &str) -> Vec<Message> {
-    vec![Message { role: "user".to_owned(), content: content.to_owned() }]
+    vec![Message::new("user", content)]
 }
 
 /// SHA-256 of a matrix as row-major int8, in hexadecimal.
@@ -214,6 +214,13 @@ impl RawGguf {
     /// Returns the bytes of the type and the value of a key.
     pub fn value(&self, key: &str) -> Option<&[u8]> {
         self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| &**value)
+    }
+
+    /// Returns a list of texts.
+    pub fn texts(&self, key: &str) -> Vec<String> {
+        // After the types of the value and of its items.
+        let mut cursor = Cursor(self.value(key).unwrap(), 8);
+        (0..cursor.u64()).map(|_| cursor.text()).collect()
     }
 
     pub fn remove(&mut self, key: &str) {

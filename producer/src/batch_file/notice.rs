@@ -63,6 +63,13 @@ impl std::fmt::Display for Notice {
     }
 }
 
+impl BatchFileError {
+    /// Returns whether the reader of the output closed it, which is no failure: the answers are kept.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
 /// A batch file cannot be answered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -82,6 +89,24 @@ pub enum BatchFileError {
         path: PathBuf,
         /// The cause.
         source: io::Error,
+    },
+    /// The input is not lines of text.
+    #[error("{path} is {format}, not lines of text: {remedy} | tritmill batch run - -o OUT")]
+    Format {
+        /// The input.
+        path: PathBuf,
+        /// The format.
+        format: &'static str,
+        /// A command that makes lines of it.
+        remedy: &'static str,
+    },
+    /// The output cannot hold answers.
+    #[error("{path} is {what}, not a file: give a file, a pipe, or - for standard output")]
+    NotAFile {
+        /// The output.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
     },
     /// Input and output are the same file.
     #[error("{0} is both input and output")]

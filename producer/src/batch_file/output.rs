@@ -4,11 +4,14 @@
 //! ordered, all lines by number up to the first without an answer. During a run the sequence only
 //! grows at its end. So the file is correct if it is a prefix of the sequence, and it follows the
 //! store by appending.
+//!
+//! A stream gets the sequence from its begin in every run: nothing of it can be read back.
 
 use std::{
+    fmt,
     fs::{self, File},
     io::{self, BufReader, Read, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use tritmill_queue::{
@@ -16,7 +19,7 @@ use tritmill_queue::{
     store::{AnsweredLine, RejectedLine, SqliteStore},
 };
 
-use super::{BatchFileError, Notice, Settings, with_suffix};
+use super::{BatchFileError, Notice, Settings, place::Target, with_suffix};
 use crate::{answer, request::Refusal};
 
 /// Lines formatted at a time.
@@ -51,13 +54,37 @@ enum Position {
     InOrder(u64),
 }
 
-/// The output file and its position in the sequence.
+/// The output and its position in the sequence.
 #[derive(Debug)]
 pub(super) struct Output {
-    path: PathBuf,
+    target: Target,
     ordered: bool,
     position: Position,
-    file: Option<File>,
+    sink: Option<Sink>,
+}
+
+/// What lines are appended to.
+enum Sink {
+    File(File),
+    Stream(Box<dyn Write + Send>),
+}
+
+impl fmt::Debug for Sink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if matches!(self, Self::File(_)) { "File" } else { "Stream" })
+    }
+}
+
+impl Sink {
+    fn append(&mut self, lines: &str) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.write_all(lines.as_bytes()),
+            Self::Stream(stream) => {
+                stream.write_all(lines.as_bytes())?;
+                stream.flush()
+            }
+        }
+    }
 }
 
 /// Result of comparing the file with the sequence.
@@ -69,41 +96,50 @@ enum Comparison {
 }
 
 impl Output {
-    pub(super) fn new(path: PathBuf, ordered: bool) -> Self {
+    pub(super) fn new(target: Target, ordered: bool) -> Self {
         let position = Self::start(ordered);
-        Self { path, ordered, position, file: None }
+        Self { target, ordered, position, sink: None }
     }
 
     const fn start(ordered: bool) -> Position {
         if ordered { Position::InOrder(0) } else { Position::Refused(0) }
     }
 
-    /// Makes the file equal to the sequence.
+    /// Makes the output equal to the sequence.
     pub(super) async fn catch_up(
         &mut self,
         store: &SqliteStore,
     ) -> Result<Option<Notice>, Failure> {
         self.position = Self::start(self.ordered);
-        self.file = None;
-        let notice = match File::open(&self.path) {
+        self.sink = None;
+        let path = match self.target.clone() {
+            Target::File(path) => path,
+            Target::Stream(path) => {
+                self.sink = Some(Sink::Stream(Target::open_stream(&path)?));
+                self.follow(store).await?;
+                return Ok(None);
+            }
+        };
+        let notice = match File::open(&path) {
             Ok(file) => {
                 let found = file.metadata()?.len();
                 match self.compare(store, file).await? {
                     Comparison::Prefix { length } => {
-                        let file = File::options().append(true).open(&self.path)?;
+                        let file = File::options().append(true).open(&path)?;
                         file.set_len(length)?;
-                        self.file = Some(file);
+                        self.sink = Some(Sink::File(file));
                         let bytes = found - length;
                         (bytes > 0).then_some(Notice::OutputTorn { bytes })
                     }
                     Comparison::Differs => {
-                        self.rewrite(store).await?;
+                        self.rewrite(&path, store).await?;
                         Some(Notice::OutputRewritten)
                     }
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.file = Some(File::options().create(true).append(true).open(&self.path)?);
+                let file = File::options().create(true).append(true).open(&path)?;
+                self.sink = Some(Sink::File(file));
                 let answered = !store.answers(0, 1).await?.is_empty();
                 answered.then_some(Notice::OutputMissing)
             }
@@ -150,30 +186,30 @@ impl Output {
     }
 
     /// Writes the whole file to a temporary file, then renames that.
-    async fn rewrite(&mut self, store: &SqliteStore) -> Result<(), Failure> {
-        let temporary = with_suffix(&self.path, ".tritmill-tmp");
-        let mut file = File::create(&temporary)?;
+    async fn rewrite(&mut self, path: &Path, store: &SqliteStore) -> Result<(), Failure> {
+        let temporary = with_suffix(path, ".tritmill-tmp");
+        let file = File::create(&temporary)?;
         self.position = Self::start(self.ordered);
-        self.position = append(store, self.position, &mut file).await?;
+        let mut sink = Sink::File(file.try_clone()?);
+        self.position = append(store, self.position, &mut sink).await?;
         file.sync_all()?;
-        drop(file);
-        fs::rename(&temporary, &self.path)?;
-        self.file = Some(File::options().append(true).open(&self.path)?);
+        fs::rename(&temporary, path)?;
+        self.sink = Some(Sink::File(File::options().append(true).open(path)?));
         Ok(())
     }
 
     /// Appends the committed lines that are missing.
     pub(super) async fn follow(&mut self, store: &SqliteStore) -> Result<(), Failure> {
-        let Some(file) = &mut self.file else { return Ok(()) };
-        self.position = append(store, self.position, file).await?;
+        let Some(sink) = &mut self.sink else { return Ok(()) };
+        self.position = append(store, self.position, sink).await?;
         Ok(())
     }
 
     /// Makes the file durable.
     pub(super) fn sync(&mut self) -> Result<(), Failure> {
-        match &self.file {
-            Some(file) => Ok(file.sync_all()?),
-            None => Ok(()),
+        match &self.sink {
+            Some(Sink::File(file)) => Ok(file.sync_all()?),
+            _ => Ok(()),
         }
     }
 }
@@ -182,14 +218,14 @@ impl Output {
 async fn append(
     store: &SqliteStore,
     mut position: Position,
-    file: &mut File,
+    sink: &mut Sink,
 ) -> Result<Position, Failure> {
     loop {
         let lines = page(store, position).await?;
         let Some((_, end)) = lines.last() else { return Ok(position) };
         position = *end;
         let bytes: String = lines.into_iter().filter_map(|(text, _)| text).collect();
-        file.write_all(bytes.as_bytes())?;
+        sink.append(&bytes)?;
     }
 }
 

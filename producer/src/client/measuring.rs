@@ -7,11 +7,11 @@ use tritmill_queue::{
     metrics::{CallMetrics, ConnectionMetrics, MeasuredDispatcher, MeasuredStore},
 };
 
-use super::{Client, Mode};
+use super::Client;
 
 impl Client {
     /// Returns the same client; the time of each call of its store and dispatcher is recorded. Submissions
-    /// under idempotency keys, reads of quotas, and calls that accept jobs in the fast mode are not.
+    /// under idempotency keys and reads of quotas are not.
     #[must_use]
     pub fn measured(self, calls: &CallMetrics) -> Self {
         Self {
@@ -23,9 +23,9 @@ impl Client {
 
     /// Returns the metrics of the connections to Postgres and Redis; empty unless the client uses both.
     pub fn connections(&self) -> ConnectionMetrics {
-        match &self.mode {
-            Mode::Servers { store, redis, .. } => ConnectionMetrics::new(Some(store), Some(redis)),
-            Mode::Embedded | Mode::Fast(_) => ConnectionMetrics::default(),
+        match &self.servers {
+            Some((store, dispatcher)) => ConnectionMetrics::new(store, dispatcher),
+            None => ConnectionMetrics::default(),
         }
     }
 

@@ -17,7 +17,7 @@ use super::{
     terms::{RemoteRunError, RemoteUpdate},
 };
 use crate::{
-    batch_file::{BatchFileError, remove_file, rename_to_old, with_suffix},
+    batch_file::{BatchFileError, Target, remove_file, rename_to_old, with_suffix},
     progress::BatchProgress,
 };
 
@@ -120,16 +120,32 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         }
         let output = self.settings.output.clone();
         let failed = |source| BatchFileError::Output { path: output.clone(), source };
-        let temporary = with_suffix(&output, ".tritmill-tmp");
+        let temporary = match self.place.file() {
+            Some(file) => with_suffix(file, ".tritmill-tmp"),
+            None => self.folder.merged(),
+        };
         let (folder, parts, to) = (self.folder.clone(), self.state.parts.len(), temporary.clone());
         let merged = spawn_blocking(move || merge(&folder, parts, &to)).await;
         let merged = merged.map_err(io::Error::other).and_then(|merged| merged);
         let written = merged.map_err(failed)?;
-        if self.state.written.is_none() && fs::metadata(&output).is_ok_and(|meta| meta.len() > 0) {
-            let kept_as = rename_to_old(&output).map_err(failed)?;
-            self.notice(format!("the old output is kept as {}", kept_as.display()));
+        match self.place.target.clone() {
+            Target::File(file) => {
+                let has_bytes = fs::metadata(&file).is_ok_and(|meta| meta.len() > 0);
+                if self.state.written.is_none() && has_bytes {
+                    let kept_as = rename_to_old(&file).map_err(failed)?;
+                    self.notice(format!("the old output is kept as {}", kept_as.display()));
+                }
+                fs::rename(&temporary, &file).map_err(failed)?;
+            }
+            Target::Stream(stream) => {
+                let copied = spawn_blocking(move || {
+                    let mut stream = Target::open_stream(&stream)?;
+                    io::copy(&mut File::open(&temporary)?, &mut stream)?;
+                    stream.flush()
+                });
+                copied.await.map_err(io::Error::other).and_then(|copied| copied).map_err(failed)?;
+            }
         }
-        fs::rename(&temporary, &output).map_err(failed)?;
         self.state.written = Some(written.clone());
         self.save()?;
         self.folder.clean().map_err(self.failed())?;

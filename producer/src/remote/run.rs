@@ -26,7 +26,7 @@ use super::{
     terms::{RemoteRunError, RemoteSettings, RemoteUpdate},
 };
 use crate::{
-    batch_file::{BatchFileError, Input, open_and_lock, remove_file},
+    batch_file::{BatchFileError, Input, Place, open_and_lock, remove_file},
     progress::BatchProgress,
 };
 
@@ -42,6 +42,7 @@ const TRIES_MAX: u32 = 5;
 pub struct RemoteRun<T> {
     pub(super) settings: RemoteSettings,
     api: Api,
+    pub(super) place: Place,
     pub(super) folder: Folder,
     pub(super) state: State,
     pub(super) report: T,
@@ -61,11 +62,12 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         api: Api,
         report: T,
     ) -> Result<BatchProgress, RemoteRunError> {
-        let (input, lock) = open_and_lock(&settings.input, &settings.output)?;
-        let folder = Folder::of(&settings.output);
+        let place = Place::choose(&settings.input, &settings.output, settings.state.as_deref())?;
+        let (input, lock) = open_and_lock(&settings.input, &place)?;
+        let folder = Folder::of(&place);
         let progress = BatchProgress::default();
         let state = State::default();
-        let mut run = Self { settings, api, folder, state, report, progress, _lock: lock };
+        let mut run = Self { settings, api, place, folder, state, report, progress, _lock: lock };
         run.begin(input).await?;
         if run.is_written() {
             run.folder.clean().map_err(run.failed())?;
@@ -100,7 +102,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         if self.settings.restart && self.folder.remove().map_err(self.failed())? {
             let output = self.settings.output.clone();
             let failed = |source| BatchFileError::Output { path: output.clone(), source };
-            remove_file(&output).map_err(failed)?;
+            self.place.file().map_or(Ok(()), remove_file).map_err(failed)?;
             self.notice("the earlier run is discarded; its batches stay on the server");
         }
         fs::create_dir_all(self.folder.path()).map_err(self.failed())?;
@@ -153,9 +155,10 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
     /// Returns whether the output file is as it was written.
     fn is_written(&mut self) -> bool {
         let Some(written) = self.state.written.clone() else { return false };
+        // A stream has nothing of an earlier run.
+        let Some(output) = self.place.file() else { return false };
         let mut hasher = blake3::Hasher::new();
-        let read = File::open(&self.settings.output)
-            .and_then(|mut file| std::io::copy(&mut file, &mut hasher));
+        let read = File::open(output).and_then(|mut file| std::io::copy(&mut file, &mut hasher));
         if read.is_err() || hasher.finalize().to_hex().as_str() != written.hash {
             self.notice("the output file is gone or was changed: fetching it again");
             return false;

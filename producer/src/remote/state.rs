@@ -9,9 +9,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::batch_file::with_suffix;
+use crate::batch_file::Place;
 
-/// State of a run. The JSON field names are those of earlier releases.
+/// State of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct State {
     /// Id of the run, part of the names on the server.
@@ -77,9 +77,9 @@ pub(super) struct Written {
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Returns the folder beside an output.
-    pub fn of(output: &Path) -> Self {
-        Self(with_suffix(output, ".tritmill-server"))
+    /// Returns the folder of a run.
+    pub fn of(place: &Place) -> Self {
+        Self(place.with_suffix(".tritmill-server"))
     }
 
     pub fn path(&self) -> &Path {
@@ -99,6 +99,11 @@ impl Folder {
     /// Returns the path of the lines that are refused locally, each after its number.
     pub fn refused(&self) -> PathBuf {
         self.0.join("refused.jsonl")
+    }
+
+    /// Returns the path of all answers, for an output that is a stream.
+    pub fn merged(&self) -> PathBuf {
+        self.0.join("merged.jsonl")
     }
 
     fn state(&self) -> PathBuf {

@@ -10,8 +10,10 @@ use crate::{batch_file::BatchFileError, progress::BatchProgress};
 pub struct RemoteSettings {
     /// Batch lines; `-` is standard input.
     pub input: PathBuf,
-    /// Answers; the state of the run is in a folder beside it.
+    /// Answers: a file, a pipe, or `-` for standard output.
     pub output: PathBuf,
+    /// Folder of the state; by default it is beside the output, or beside the input if the output is a stream.
+    pub state: Option<PathBuf>,
     /// Model of lines that do not name one.
     pub model: String,
     /// Time limit of each batch, as `24h`.

@@ -18,7 +18,8 @@ use tokio::{sync::Notify, time::timeout};
 
 use self::lanes::{Lanes, Place, Waiting};
 use super::{
-    Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Line, Missing, Pull, Quotas,
+    BacklogByPriority, Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Missing, Pull,
+    Quotas,
 };
 use crate::job::{JobId, QueueName};
 
@@ -167,14 +168,14 @@ impl MemoryDispatcher {
         lanes: &Lanes,
         demand: &Demand,
         quotas: &Quotas,
-    ) -> Result<Line, DispatchError> {
+    ) -> Result<BacklogByPriority, DispatchError> {
         let busy = |limit| {
             let queue = demand.queue.clone();
             Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER })
         };
         let count = lanes.len().saturating_add(lanes.missing_entries());
         if demand.entries == 0 || (demand.entries == 1 && count == 0) {
-            return Ok(lanes.line());
+            return Ok(lanes.backlog());
         }
         let limit = demand.entries_of(self.limit);
         if count.saturating_add(demand.entries) > limit {
@@ -186,7 +187,7 @@ impl MemoryDispatcher {
             return busy(Limit::Tokens(limit));
         }
         for (tenant, tokens) in &demand.tokens {
-            let Some(quota) = quotas.of(tenant).map(|quota| demand.part_of(quota)) else {
+            let Some(quota) = quotas.of_tenant(tenant).map(|quota| demand.part_of(quota)) else {
                 continue;
             };
             let own = lanes.tokens_of(tenant);
@@ -194,7 +195,7 @@ impl MemoryDispatcher {
                 return busy(Limit::Tenant(quota));
             }
         }
-        Ok(lanes.line())
+        Ok(lanes.backlog())
     }
 
     /// Takes entries and waits without a limit for the first; [`Dispatcher::pull`] limits the wait.
@@ -230,7 +231,11 @@ impl Dispatcher for MemoryDispatcher {
         Ok(())
     }
 
-    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<Line, DispatchError> {
+    async fn admit(
+        &self,
+        demand: &Demand,
+        quotas: &Quotas,
+    ) -> Result<BacklogByPriority, DispatchError> {
         let state = self.state.lock();
         let Some(lanes) = state.queues.get(&demand.queue) else {
             return self.admit_to(&Lanes::default(), demand, quotas);

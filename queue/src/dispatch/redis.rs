@@ -18,68 +18,43 @@
 
 mod address;
 mod admission;
+mod check;
 mod connections;
-mod feed;
-pub(crate) mod keys;
+mod deliveries;
+mod enqueue;
+mod inner;
+mod keys;
 mod pull;
 pub(crate) mod scripts;
 mod shards;
-mod stats;
+mod tls;
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 pub use address::RedisUrlError;
 use async_trait::async_trait;
 pub use connections::BlockingConnections;
 pub(crate) use connections::{BLOCK_MAX, Connections};
-pub(crate) use feed::refusal;
-use parking_lot::Mutex;
-use redis::{RedisError, RedisResult};
-pub use stats::DispatchStats;
+pub use enqueue::Delayed;
+pub use inner::DispatchStats;
+pub(crate) use inner::unavailable;
+use redis::FromRedisValue as _;
 
-use self::{address::Address, pull::Consumer};
+use self::{address::Address, inner::Inner};
 use super::{
-    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Line, Missing, Pull,
-    Quotas,
+    Backlog, BacklogByPriority, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry,
+    Missing, Pull, Quotas,
 };
-use crate::{
-    events::RedisEvents,
-    job::{QueueName, Timestamp},
-    store::RedisStore,
-};
+use crate::{events::RedisEvents, job::QueueName};
 
-/// Least time between two searches for dead consumers of a queue.
-const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Idle time after which a consumer without entries counts as dead. The next pull of a live one creates
 /// it again.
 const CONSUMER_IDLE: Duration = Duration::from_secs(600);
-/// Maximum number of deliveries that one script handles.
-const BATCH: usize = 512;
 
 /// Queues in Redis. Cheap to clone; clones share connections and counters.
 #[derive(Clone)]
 pub struct RedisDispatcher {
     inner: Arc<Inner>,
-}
-
-struct Inner {
-    connections: Arc<Connections>,
-    /// Shards of each queue.
-    shards: u16,
-    limit: BacklogLimit,
-    /// Shared with the publishers of events.
-    stats: Arc<Mutex<DispatchStats>>,
-    /// Names of the queues' data, by prefix: a new name shows that Redis was emptied.
-    born: Mutex<HashMap<String, String>>,
-    /// Consumers of this process, by name.
-    consumers: Mutex<HashMap<String, Arc<Consumer>>>,
-    /// Time of the last search for dead consumers, by queue.
-    swept: Mutex<HashMap<QueueName, Instant>>,
 }
 
 impl fmt::Debug for RedisDispatcher {
@@ -90,28 +65,6 @@ impl fmt::Debug for RedisDispatcher {
             .field("limit", limit)
             .finish_non_exhaustive()
     }
-}
-
-/// An entry and its due time, on Redis's clock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Delayed {
-    /// The entry.
-    pub entry: Entry,
-    /// Due time, on Redis's clock.
-    pub due: Timestamp,
-}
-
-/// Redis requires a password and the URL has none.
-#[derive(Debug, thiserror::Error)]
-#[error("authentication required (NOAUTH): the Redis URL has no password")]
-struct NoPassword;
-
-fn unavailable(error: RedisError) -> DispatchError {
-    // Redis refuses long requests with another error before it reads the command.
-    if error.code() == Some("NOAUTH") || error.to_string().contains("unauthenticated") {
-        return DispatchError::Unavailable(Box::new(NoPassword));
-    }
-    DispatchError::Unavailable(Box::new(error))
 }
 
 impl RedisDispatcher {
@@ -132,16 +85,8 @@ impl RedisDispatcher {
     pub fn new(url: &str, limit: BacklogLimit) -> Result<Self, RedisUrlError> {
         let connections = Connections::new(Address::parse(url)?)
             .map_err(|error| RedisUrlError::Certificates(error.to_string()))?;
-        let inner = Inner {
-            shards: connections.shards(),
-            connections: Arc::new(connections),
-            limit,
-            stats: Arc::default(),
-            born: Mutex::default(),
-            consumers: Mutex::default(),
-            swept: Mutex::default(),
-        };
-        Ok(Self { inner: Arc::new(inner) })
+        let shards = connections.shards();
+        Ok(Self { inner: Arc::new(Inner::new(Arc::new(connections), shards, limit)) })
     }
 
     /// Pings Redis through the shared connection.
@@ -205,119 +150,32 @@ impl RedisDispatcher {
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), DispatchError> {
         for prefix in self.inner.prefixes(queue) {
             let none: &[String] = &[];
-            self.inner.born.lock().remove(&prefix);
+            self.inner.data_names.lock().remove(&prefix);
             let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, none);
             run.await.map(|_: i64| ()).map_err(unavailable)?;
         }
         Ok(())
     }
 
-    /// Returns a store of one queue's jobs in the same Redis, with the same connections: the fast
-    /// mode; see [`RedisStore`] for what it may lose. Finished jobs are kept for `retention`.
-    pub fn store(&self, queue: QueueName, retention: Duration) -> RedisStore {
-        let connections = Arc::clone(&self.inner.connections);
-        RedisStore::new(connections, queue, self.inner.limit, retention)
+    /// Returns the memory that Redis uses for its data, in bytes; in a cluster, that of one node.
+    pub async fn used_memory_bytes(&self) -> Result<u64, DispatchError> {
+        let mut command = redis::cmd("INFO");
+        command.arg("memory");
+        let answer: redis::Value =
+            self.inner.connections.query_again(&command).await.map_err(unavailable)?;
+        let info = String::from_redis_value(answer).unwrap_or_default();
+        let bytes =
+            info.lines().find_map(|line| line.strip_prefix("used_memory:")?.trim().parse().ok());
+        bytes.ok_or_else(|| {
+            let what = "Redis does not tell its memory";
+            unavailable((redis::ErrorKind::UnexpectedReturnType, what).into())
+        })
     }
 
     /// Events of jobs in the same Redis, with the same connections.
     pub fn events(&self) -> RedisEvents {
         let Inner { connections, stats, .. } = &*self.inner;
         RedisEvents::new(Arc::clone(connections), Arc::clone(stats))
-    }
-}
-
-impl Inner {
-    fn consumer(&self, name: &str) -> Arc<Consumer> {
-        let mut consumers = self.consumers.lock();
-        Arc::clone(consumers.entry(name.to_owned()).or_default())
-    }
-
-    async fn acknowledge(&self, name: &str, deliveries: &[Delivery]) -> RedisResult<usize> {
-        let mut count = 0;
-        for batch in deliveries.chunks(BATCH) {
-            for group in keys::group(name, batch).0 {
-                let run = self.connections.run_again(
-                    &scripts::ACKNOWLEDGE,
-                    group.prefix,
-                    &group.arguments,
-                );
-                let (mine, foreign): (usize, u64) = run.await?;
-                self.count_foreign(group.prefix, foreign);
-                count += mine;
-            }
-        }
-        self.consumer(name).release(deliveries);
-        let fenced = deliveries.len().saturating_sub(count) as u64;
-        self.stats.lock().fenced_acknowledgements += fenced;
-        if fenced > 0 {
-            tracing::debug!(
-                consumer = name,
-                fenced,
-                "acknowledgement of entries that belong to others refused"
-            );
-        }
-        Ok(count)
-    }
-
-    async fn hand_back(&self, name: &str, deliveries: &[Delivery]) -> RedisResult<usize> {
-        let mut count = 0;
-        for batch in deliveries.chunks(BATCH) {
-            for group in keys::group(name, batch).0 {
-                let script = &scripts::HAND_BACK;
-                let run = self.connections.run_again(script, group.prefix, &group.arguments);
-                let mine: usize = run.await?;
-                self.ring(group.prefix, mine).await;
-                count += mine;
-            }
-        }
-        self.consumer(name).release(deliveries);
-        Ok(count)
-    }
-
-    async fn renew(&self, name: &str, deliveries: &[Delivery]) -> RedisResult<Vec<Delivery>> {
-        let mut lost = Vec::new();
-        for batch in deliveries.chunks(BATCH) {
-            let (groups, others) = keys::group(name, batch);
-            lost.extend(others.into_iter().map(|position| batch[position].clone()));
-            for group in groups {
-                let script = &scripts::RENEW;
-                let run = self.connections.run_again(script, group.prefix, &group.arguments);
-                let positions: Vec<usize> = run.await?;
-                let of = |index: usize| batch.get(*group.positions.get(index)?).cloned();
-                lost.extend(positions.into_iter().filter_map(of));
-            }
-        }
-        self.consumer(name).release(&lost);
-        Ok(lost)
-    }
-
-    async fn sweep(&self, queue: &QueueName, idle: Duration) -> RedisResult<usize> {
-        let mut count = 0;
-        for prefix in self.prefixes(queue) {
-            let mut cursor = "0".to_owned();
-            loop {
-                let arguments = [cursor, idle.as_millis().to_string()];
-                let run = self.connections.run_again(&scripts::SWEEP, &prefix, &arguments);
-                let (next, removed): (String, usize) = run.await?;
-                count += removed;
-                if next == "0" {
-                    break;
-                }
-                cursor = next;
-            }
-        }
-        self.stats.lock().consumers_removed += count as u64;
-        Ok(count)
-    }
-
-    /// Returns whether it is time to search for dead consumers of this queue.
-    fn is_sweep_due(&self, queue: &QueueName) -> bool {
-        let mut swept = self.swept.lock();
-        let due = swept.get(queue).is_none_or(|last| last.elapsed() >= SWEEP_EVERY);
-        if due {
-            swept.insert(queue.clone(), Instant::now());
-        }
-        due
     }
 }
 
@@ -339,7 +197,11 @@ impl Dispatcher for RedisDispatcher {
         self.inner.set_missing(queue, missing).await
     }
 
-    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<Line, DispatchError> {
+    async fn admit(
+        &self,
+        demand: &Demand,
+        quotas: &Quotas,
+    ) -> Result<BacklogByPriority, DispatchError> {
         self.inner.admit(demand, quotas).await
     }
 

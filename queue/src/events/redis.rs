@@ -1,7 +1,7 @@
 //! Events of jobs in Redis.
 //!
 //! One stream per job. Jobs are spread over [`BUCKETS`] buckets by their id; the keys of a bucket share a
-//! cluster slot, `tm:ev:{BUCKET}`, and the streams of each bucket have a cap in number and bytes. So the cap
+//! cluster slot, `tm:events:{BUCKET}`, and the streams of each bucket have a cap in number and bytes. So the cap
 //! of the whole Redis is [`EventLimits`], whatever the number of queues. A script appends events, sets the
 //! stream's expiry and counts, in one step: a stream without an expiry cannot remain. Counts of streams that
 //! have expired are taken back by the next script of their bucket, or expire with the bucket's last stream.
@@ -24,6 +24,7 @@ use crate::{
     dispatch::{
         BLOCK_MAX, Connections, DispatchError, DispatchStats,
         scripts::{FREEING, GROWING, Script},
+        unavailable,
     },
     job::JobId,
     wire,
@@ -40,10 +41,10 @@ const KEPT_MAX_MS: u64 = 365 * 86_400_000;
 
 /// Refused when Redis's memory is full.
 static PUBLISH: LazyLock<Script> =
-    LazyLock::new(|| Script::of(&[GROWING, include_str!("redis/publish.lua")]));
+    LazyLock::new(|| Script::from_parts(&[GROWING, include_str!("redis/publish.lua")]));
 /// The same when Redis's memory is full: only for ends, which free memory.
 static END: LazyLock<Script> =
-    LazyLock::new(|| Script::of(&[FREEING, include_str!("redis/publish.lua")]));
+    LazyLock::new(|| Script::from_parts(&[FREEING, include_str!("redis/publish.lua")]));
 
 /// Limits of all event streams in one Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,20 +89,17 @@ pub struct RedisEvents {
 /// Returns the keys of a job's stream and of its bucket's ends and sizes.
 fn keys(job: JobId) -> [String; 3] {
     let bucket = job.as_bytes()[15] % BUCKETS;
-    let prefix = format!("tm:ev:{{{bucket}}}");
+    let prefix = format!("tm:events:{{{bucket}}}");
     [format!("{prefix}:{job}"), format!("{prefix}:ends"), format!("{prefix}:sizes")]
 }
 
+/// Returns the kind of an event for `publish.lua`.
 fn kind(event: &JobEvent) -> &'static str {
     match event {
-        JobEvent::Queued | JobEvent::Started => "s",
-        JobEvent::Delta { .. } => "d",
-        JobEvent::Finished { .. } => "f",
+        JobEvent::Queued | JobEvent::Started => "start",
+        JobEvent::Delta { .. } => "text",
+        JobEvent::Finished { .. } => "end",
     }
-}
-
-fn unavailable(error: redis::RedisError) -> DispatchError {
-    DispatchError::Unavailable(Box::new(error))
 }
 
 impl RedisEvents {
@@ -140,6 +138,17 @@ impl RedisEvents {
 
     /// Runs a script with these events; returns how many it dropped.
     async fn append(&self, script: &Script, job: JobId, events: &[JobEvent]) -> RedisResult<u64> {
+        self.append_to(&keys(job), script, job, events).await
+    }
+
+    /// Runs a script with these events and keys.
+    async fn append_to(
+        &self,
+        keys: &[String],
+        script: &Script,
+        job: JobId,
+        events: &[JobEvent],
+    ) -> RedisResult<u64> {
         let EventLimits { streams, bytes, stream_bytes, stream_events, running, finished } =
             self.limits;
         let kept = [running, finished]
@@ -152,7 +161,23 @@ impl RedisEvents {
             arguments.push(kind(event).into());
             arguments.push(wire::encode(event));
         }
-        self.connections.run_on(script, &keys(job), &arguments).await
+        self.connections.run_on(script, keys, &arguments).await
+    }
+
+    /// Appends an event and reads it, in keys of its own that it deletes: checks what Redis allows.
+    pub(crate) async fn check(&self, job: JobId) -> Result<(), DispatchError> {
+        let keys = ["", ":ends", ":sizes"].map(|part| format!("tm:events:{{check-{job}}}{part}"));
+        let used = async {
+            let connections = &self.connections;
+            self.append_to(&keys, &PUBLISH, job, &[JobEvent::Started]).await?;
+            let mut read = redis::cmd("XREAD");
+            read.arg("BLOCK").arg(1).arg("STREAMS").arg(&keys[0]).arg("0");
+            connections.block::<redis::Value>(&read).await?;
+            let mut delete = redis::cmd("DEL");
+            delete.arg(&keys);
+            connections.query::<redis::Value>(&delete).await.map(drop)
+        };
+        used.await.map_err(unavailable)
     }
 
     /// Appends generated text to a job's stream.
@@ -212,7 +237,7 @@ impl RedisEvents {
         for entry in reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids) {
             let Ok(id) = entry.id.parse::<EventId>() else { continue };
             last = id;
-            let bytes: Option<Vec<u8>> = entry.get("e");
+            let bytes: Option<Vec<u8>> = entry.get("event");
             match bytes.map(|bytes| wire::decode(&bytes)) {
                 Some(Ok(event)) => events.push((id, event)),
                 _ => tracing::warn!(%job, %id, "skipped an entry that is not an event"),

@@ -1,10 +1,6 @@
 //! Histograms of calls, by call and result.
 
-use std::{
-    future::Future,
-    sync::{Arc, OnceLock},
-    time::Instant,
-};
+use std::{future::Future, time::Instant};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -12,7 +8,6 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::measured::{DispatcherCalls, StoreCalls};
 use crate::{
     DispatchError, StoreError,
     store::classes::{ClassError, ResetClassError},
@@ -25,27 +20,24 @@ const BUCKETS: [f64; 15] =
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallResult {
+pub enum CallResult {
     /// With an answer.
     Ok,
     /// The queue is full.
     Busy,
-    /// The worker or the operator may not do this.
+    /// The worker or the operator may not do this, or the server refuses this program.
     Refused,
     /// The store cannot hold a value.
     Invalid,
     /// A stored value cannot be read.
     Damaged,
-    /// The server was not reached, refused the call, or did not answer in time.
+    /// The server was not reached, could not do the call now, or did not answer in time.
     Unavailable,
     /// The caller stopped waiting.
     Dropped,
 }
 
 impl CallResult {
-    /// Number of results.
-    const COUNT: usize = Self::Dropped as usize + 1;
-
     /// Returns the value of the label `result`.
     const fn as_str(self) -> &'static str {
         match self {
@@ -61,7 +53,7 @@ impl CallResult {
 }
 
 /// An error of a measured call.
-pub(super) trait Failure {
+pub trait Failure {
     /// Returns the kind of error.
     fn kind(&self) -> CallResult;
 }
@@ -70,7 +62,8 @@ impl Failure for StoreError {
     fn kind(&self) -> CallResult {
         match self {
             Self::Unavailable(_) | Self::Migrate(_) => CallResult::Unavailable,
-            Self::OtherQueue { .. } | Self::InvalidValue { .. } => CallResult::Invalid,
+            Self::Refused(_) => CallResult::Refused,
+            Self::InvalidValue { .. } => CallResult::Invalid,
             Self::Damaged { .. } => CallResult::Damaged,
         }
     }
@@ -81,6 +74,7 @@ impl Failure for DispatchError {
         match self {
             Self::Busy { .. } => CallResult::Busy,
             Self::Unavailable(_) => CallResult::Unavailable,
+            Self::Refused(_) => CallResult::Refused,
         }
     }
 }
@@ -111,9 +105,9 @@ struct Labels {
 
 type Family = family::Family<Labels, Histogram, fn() -> Histogram>;
 
-/// Histograms of all calls of one trait or of several.
-#[derive(Debug)]
-pub(super) struct Calls(Family);
+/// Histograms of the calls of one trait or of several.
+#[derive(Debug, Clone)]
+pub struct Calls(Family);
 
 impl Default for Calls {
     fn default() -> Self {
@@ -121,51 +115,33 @@ impl Default for Calls {
     }
 }
 
-/// The histograms of one call.
-#[derive(Debug)]
-pub(super) struct Call {
-    name: &'static str,
-    /// By result; each appears in the metrics when it occurs first.
-    histograms: [OnceLock<Histogram>; CallResult::COUNT],
-}
-
-impl Call {
-    pub fn new(name: &'static str) -> Self {
-        Self { name, histograms: [const { OnceLock::new() }; CallResult::COUNT] }
-    }
-
+impl Calls {
     /// Waits for the answer of a call and records its time. A call that is dropped is recorded, too.
     pub async fn time<T, E: Failure>(
         &self,
-        all: &Calls,
-        call: impl Future<Output = Result<T, E>>,
+        call: &'static str,
+        answer: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         let mut timing =
-            Timing { call: self, all, started: Instant::now(), result: CallResult::Dropped };
-        let answer = call.await;
+            Timing { calls: self, call, started: Instant::now(), result: CallResult::Dropped };
+        let answer = answer.await;
         timing.result = answer.as_ref().map_or_else(Failure::kind, |_| CallResult::Ok);
         answer
-    }
-
-    fn histogram(&self, all: &Calls, result: CallResult) -> &Histogram {
-        self.histograms[result as usize].get_or_init(|| {
-            let labels = Labels { call: self.name, result: result.as_str() };
-            all.0.get_or_create_owned(&labels)
-        })
     }
 }
 
 /// A call without an answer so far.
 struct Timing<'a> {
-    call: &'a Call,
-    all: &'a Calls,
+    calls: &'a Calls,
+    call: &'static str,
     started: Instant,
     result: CallResult,
 }
 
 impl Drop for Timing<'_> {
     fn drop(&mut self) {
-        let histogram = self.call.histogram(self.all, self.result);
+        let labels = Labels { call: self.call, result: self.result.as_str() };
+        let histogram = self.calls.0.get_or_create_owned(&labels);
         histogram.observe(self.started.elapsed().as_secs_f64());
     }
 }
@@ -173,17 +149,17 @@ impl Drop for Timing<'_> {
 /// Times of the calls of this process. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct CallMetrics {
-    pub(super) store: Arc<StoreCalls>,
-    pub(super) dispatcher: Arc<DispatcherCalls>,
+    pub(super) store: Calls,
+    pub(super) dispatcher: Calls,
 }
 
 impl CallMetrics {
     /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Time of a store call as its caller sees it";
-        registry.register("store_call_seconds", help, self.store.all.0.clone());
+        registry.register("store_call_seconds", help, self.store.0.clone());
         let help =
             "Time of a dispatcher call as its caller sees it; pull includes the wait for jobs";
-        registry.register("dispatcher_call_seconds", help, self.dispatcher.all.0.clone());
+        registry.register("dispatcher_call_seconds", help, self.dispatcher.0.clone());
     }
 }

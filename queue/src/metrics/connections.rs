@@ -7,15 +7,12 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, metri
 use super::{Row, encode_rows};
 use crate::{
     dispatch::{BlockingConnections, RedisDispatcher},
-    store::{Databases, PoolState},
+    store::{PoolState, PostgresStore},
 };
 
 /// Connections of this process. The default has none.
 #[derive(Debug, Clone, Default)]
-pub struct ConnectionMetrics {
-    postgres: Option<Databases>,
-    redis: Option<RedisDispatcher>,
-}
+pub struct ConnectionMetrics(Option<(PostgresStore, RedisDispatcher)>);
 
 #[rustfmt::skip]
 const POSTGRES: [Row<PoolState, u64>; 4] = [
@@ -41,22 +38,18 @@ const REDIS: [Row<BlockingConnections, u64>; 3] = [
 
 impl ConnectionMetrics {
     /// Metrics of the connections of a store and of a dispatcher.
-    pub fn new(postgres: Option<&Databases>, redis: Option<&RedisDispatcher>) -> Self {
-        Self { postgres: postgres.cloned(), redis: redis.cloned() }
+    pub fn new(store: &PostgresStore, dispatcher: &RedisDispatcher) -> Self {
+        Self(Some((store.clone(), dispatcher.clone())))
     }
 }
 
 impl Collector for ConnectionMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        if let Some(store) = &self.postgres {
-            let pools = store.pools();
-            let pools = pools.each_ref().map(|pool| (Some(("pool", pool.name)), pool));
-            encode_rows(&mut encoder, &POSTGRES, &pools, "state")?;
-        }
-        if let Some(dispatcher) = &self.redis {
-            let connections = dispatcher.blocking_connections();
-            encode_rows(&mut encoder, &REDIS, &[(None, &connections)], "state")?;
-        }
-        Ok(())
+        let Some((store, dispatcher)) = &self.0 else { return Ok(()) };
+        let pools = store.pools();
+        let pools = pools.each_ref().map(|pool| (Some(("pool", pool.name)), pool));
+        encode_rows(&mut encoder, &POSTGRES, &pools, "state")?;
+        let connections = dispatcher.blocking_connections();
+        encode_rows(&mut encoder, &REDIS, &[(None, &connections)], "state")
     }
 }

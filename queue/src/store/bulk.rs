@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{FrontStore, Page, StoreError, dead_letters::Pace, job_queries::JobFilter};
+use super::{JobStore, Page, StoreError, dead_letters::Pace, job_queries::JobFilter};
 use crate::job::{Job, JobId, JobState};
 
 /// Jobs of one chunk.
@@ -44,7 +44,7 @@ pub enum BulkAction {
 /// Applies an action to up to `most` jobs that match a filter and have ids below `after`, the newest
 /// first. Changes made before an error remain.
 pub async fn apply(
-    store: &dyn FrontStore,
+    store: &(impl JobStore + ?Sized),
     filter: &JobFilter,
     action: BulkAction,
     after: Option<JobId>,

@@ -1,25 +1,20 @@
 //! [`StoreError`], and how errors of the databases become one.
 
-use crate::job::{JobId, QueueName};
+use crate::refusal::{self, Needs, Refusal};
 
 /// A store operation failed; nothing was written unless the operation says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The database refused the call or cannot be reached. Transient: the call may be repeated.
+    /// The database cannot be reached, or cannot do the call now. Transient: the call may be repeated.
     #[error("store unavailable: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The database refuses the call until an operator has changed something. Permanent.
+    #[error("store refused: {0}")]
+    Refused(#[source] Refusal),
     /// The database's schema cannot be migrated, or is missing or too old.
     #[error("store cannot be migrated: {0}")]
     Migrate(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A job belongs to a queue other than the store's.
-    #[error("job {job} is not of queue {queue}, the only queue of this store")]
-    OtherQueue {
-        /// The job.
-        job: JobId,
-        /// The store's queue.
-        queue: QueueName,
-    },
     /// The store cannot hold a value. Permanent: the call fails again with the same value.
     #[error("{what} cannot be stored: {problem}")]
     InvalidValue {
@@ -48,6 +43,11 @@ struct ServerError {
 }
 
 impl StoreError {
+    /// Returns whether the same call with the same values can never succeed, unless an operator changes something.
+    pub fn is_permanent(&self) -> bool {
+        !matches!(self, Self::Unavailable(_))
+    }
+
     /// Returns whether the server takes no writes: it is a standby, perhaps since a failover.
     pub(super) fn is_read_only(&self) -> bool {
         let Self::Unavailable(source) = self else { return false };
@@ -58,6 +58,11 @@ impl StoreError {
 
 /// SQLSTATE `read_only_sql_transaction`.
 const READ_ONLY: &str = "25006";
+
+/// Returns the SQLSTATE of an error that Postgres reported.
+pub(super) fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    Some(error.as_database_error()?.code()?.into_owned())
+}
 
 /// Returns an error of Postgres without the line number of the server's source.
 pub(super) fn without_source_line(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
@@ -72,14 +77,25 @@ pub(super) fn without_source_line(error: sqlx::Error) -> Box<dyn std::error::Err
 }
 
 impl From<sqlx::Error> for StoreError {
-    /// A value of the wrong type becomes [`StoreError::Damaged`], any other error becomes
-    /// [`StoreError::Unavailable`].
+    /// A value of the wrong type becomes [`StoreError::Damaged`]; errors of Postgres are sorted by what a retry can
+    /// change, see `refusal.rs`; any other error becomes [`StoreError::Unavailable`].
     fn from(error: sqlx::Error) -> Self {
-        match error {
-            sqlx::Error::ColumnDecode { index, source } => {
-                Self::Damaged { what: "column", detail: format!("{index}: {source}") }
+        if let sqlx::Error::ColumnDecode { index, source } = error {
+            return Self::Damaged { what: "column", detail: format!("{index}: {source}") };
+        }
+        let said = without_source_line(error);
+        let Some(reported) = said.downcast_ref::<ServerError>() else {
+            return Self::Unavailable(said);
+        };
+        match refusal::of_postgres(&reported.code) {
+            Needs::Time => Self::Unavailable(said),
+            Needs::AnotherValue => {
+                let problem = format!("refused: {reported}");
+                Self::InvalidValue { what: "a value", problem }
             }
-            error => Self::Unavailable(without_source_line(error)),
+            Needs::Operator(remedy) => {
+                Self::Refused(Refusal { said: reported.to_string(), remedy })
+            }
         }
     }
 }

@@ -149,15 +149,6 @@ impl Sample {
         self.latencies.merge(&other.latencies);
     }
 
-    /// Adds the sample of the same period in another database.
-    pub(super) fn merge_beside(&mut self, other: &Self) {
-        let (looks, covered_ms) =
-            (self.looks.max(other.looks), self.covered_ms.max(other.covered_ms));
-        let queued_max = self.queued_max + other.queued_max;
-        self.merge(other);
-        *self = Self { looks, covered_ms, queued_max, ..std::mem::take(self) };
-    }
-
     /// Returns the number of finished jobs.
     pub fn ended(&self) -> u64 {
         self.completed + self.failed + self.cancelled + self.expired
@@ -317,20 +308,6 @@ pub struct QueueSnapshot {
     /// Its latencies since sampling began.
     #[serde(default)]
     pub latencies: Latencies,
-}
-
-impl QueueSnapshot {
-    /// Adds the same queue in another database.
-    pub(super) fn merge(&mut self, other: &Self) {
-        self.depth.merge(&other.depth);
-        let (totals, more) = (&mut self.totals, &other.totals);
-        add_fields!(totals, more, completed, failed, cancelled, expired);
-        add_fields!(totals, more, prompt_tokens, completion_tokens);
-        let (rates, more) = (&mut self.rates, &other.rates);
-        add_fields!(rates, more, arrived, ended, failed, prompt_tokens, completion_tokens);
-        self.seen_at = self.seen_at.max(other.seen_at);
-        self.latencies.merge(&other.latencies);
-    }
 }
 
 /// All queues at the latest sample.

@@ -3,11 +3,11 @@
 //! The cost of each query is bounded, however many jobs there are. A list scans at most [`SCAN_MAX`] jobs
 //! per page along one index and returns where it stopped; a count says whether it stopped early.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{BatchId, Page, StoreError};
+use super::{Page, StoreError};
 use crate::{
     job::{JobId, JobState, Priority, QueueName, Tenant, Timestamp},
     outcome::JobError,
@@ -34,8 +34,8 @@ pub struct JobFilter {
     pub error_signature: Option<String>,
     /// The caller's name for a line of a batch.
     pub custom_id: Option<String>,
-    /// The batch.
-    pub batch: Option<BatchId>,
+    /// Ids in a range, such as those of a batch.
+    pub ids: Option<RangeInclusive<JobId>>,
     /// Earliest time of the id. The ids of a batch's jobs have the time of the batch.
     pub from: Option<Timestamp>,
     /// End of the range of id times; excluded.
@@ -137,7 +137,7 @@ pub struct JobHistory {
 pub struct Attempt {
     /// Epoch of its claim.
     pub epoch: i64,
-    /// Worker of the attempt; `None` if an earlier release recorded it.
+    /// Worker of the attempt, if recorded.
     pub owner: Option<String>,
     /// Time of the claim.
     pub claimed_at: Option<Timestamp>,
@@ -167,7 +167,7 @@ pub enum AttemptEnd {
 pub struct DeadLetterGroup {
     /// The queue.
     pub queue: QueueName,
-    /// Code of the error; `unknown` if an earlier release recorded it.
+    /// Code of the error; `unknown` if none was recorded.
     pub error_code: String,
     /// Message of the error without numbers and ids.
     pub error_signature: String,
@@ -189,7 +189,7 @@ pub struct DeadLetterGroups {
 }
 
 impl DeadLetterGroups {
-    pub(super) fn of(groups: Vec<DeadLetterGroup>) -> Self {
+    pub(super) fn from_groups(groups: Vec<DeadLetterGroup>) -> Self {
         let seen: u64 = groups.iter().map(|group| group.jobs).sum();
         Self { groups, or_more: seen >= u64::from(SCAN_MAX) }
     }

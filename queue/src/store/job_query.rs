@@ -195,9 +195,9 @@ where
 
 /// Returns the range of ids that match a filter and the position in a list.
 fn range<'a>(filter: &JobFilter, before: Option<JobId>) -> Vec<Condition<'a>> {
-    let (first, end) = filter.batch.map_or((None, None), |batch| {
-        let after_last = Uuid::from(batch.job(u32::MAX)).as_u128().saturating_add(1);
-        (Some(batch.job(1)), Some(JobId::from(Uuid::from_u128(after_last))))
+    let (first, end) = filter.ids.as_ref().map_or((None, None), |ids| {
+        let after_last = Uuid::from(*ids.end()).as_u128().saturating_add(1);
+        (Some(*ids.start()), Some(JobId::from(Uuid::from_u128(after_last))))
     });
     let from = [first, filter.from.map(JobId::first_of)].into_iter().flatten().max();
     let below = [end, filter.to.map(JobId::first_of), before].into_iter().flatten().min();

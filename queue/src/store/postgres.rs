@@ -4,7 +4,7 @@
 //! rows are passed as arrays that the statement joins with `UNNEST`. Ids are bound in ascending order,
 //! so that two statements lock the jobs they share in the same order.
 //!
-//! There are two pools of connections. Statements that change open jobs by their ids, and heartbeats, are planned
+//! There are two pools of connections (`pool.rs`: how many they have). Statements that change open jobs by their ids, and heartbeats, are planned
 //! once for each connection of the pool `hot`, without a scan of the whole table as an alternative: it would look best
 //! while the table is empty. All other statements are planned anew each time: planning takes less than a
 //! millisecond, touches only the partitions of the ids, and never uses the size that a table had earlier.
@@ -17,24 +17,24 @@
 //! See also `migrations/postgres`, and `partitions.rs` for what keeps the tables small.
 
 #[macro_use]
-mod dialect;
+pub(super) mod dialect;
 
 mod announcements;
 mod claims;
-mod combined;
 mod connect;
 mod ends;
 mod hosts;
 mod idempotency;
-mod layout;
-mod membership;
+mod parameters;
 mod partitions;
+mod pool;
 mod pools;
 mod queues;
 mod reconcile;
 mod sampler;
 mod schema;
 mod settings;
+mod spare;
 #[path = "sql/mod.rs"]
 mod sql;
 mod workers;
@@ -45,21 +45,17 @@ use PostgresStore as SqlStore;
 use announcements::Announced;
 use hosts::{CurrentHost, Hosts};
 pub use idempotency::{Conflict, Submission, SubmitError};
-use layout::KnownLayout;
-pub use membership::MembershipError;
-use pools::PoolCounts;
+use pool::{Pool, PoolOptions};
+pub use pool::{PooledConnection, Transaction};
 pub use pools::PoolState;
 pub use schema::SchemaError;
 pub use settings::RETENTION_DEFAULT;
-use sql::{calls, classes, history, queue_settings, rows, tenants};
-use sqlx::{Connection as _, PgPool, PgTransaction, postgres::PgPoolOptions};
+pub use sql::{calls, rows};
+use sql::{classes, history, queue_settings, tenants};
 
 use super::{Clock, StoreError};
 use crate::job::JobId;
 
-/// A connection that was idle for longer is checked before use: the server may have restarted. Shorter
-/// than any restart, so that a restart fails only the calls in progress.
-const TRUSTED_IDLE: Duration = Duration::from_millis(100);
 /// Longest time a statement may run, in the server's notation.
 const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest time a statement may wait for a lock, in the server's notation.
@@ -112,14 +108,12 @@ impl Default for PostgresOptions {
 /// A store in a Postgres database.
 #[derive(Clone)]
 pub struct PostgresStore {
-    pool: PgPool,
-    hot: PgPool,
+    pool: Pool,
+    hot: Pool,
     hosts: Arc<Hosts>,
     host: Arc<CurrentHost>,
-    counts: Arc<PoolCounts>,
     call_timeout: Duration,
     clock: Option<Clock>,
-    layout: Arc<KnownLayout>,
     announced: Arc<Announced>,
 }
 
@@ -131,7 +125,7 @@ struct NoAnswer(Duration);
 impl std::fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The pool is left out: its options have the password.
-        f.debug_struct("PostgresStore").field("connections", &self.pool.size()).finish()
+        f.debug_struct("PostgresStore").field("connections", &self.pool.sizes().1).finish()
     }
 }
 
@@ -140,25 +134,31 @@ impl PostgresStore {
     /// it is. Several processes may do so at once. Also creates the partitions of the coming days.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when the server cannot be reached, [`StoreError::Migrate`] when
-    /// a migration fails or was changed after it ran.
+    /// [`StoreError::Unavailable`] when the server cannot be reached, [`StoreError::Refused`] when it refuses the user
+    /// or the database, [`StoreError::Migrate`] when a migration fails or was changed after it ran.
     pub async fn migrate(url: &str) -> Result<(), StoreError> {
-        let options = PgPoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(PostgresOptions::default().acquire_timeout);
-        let (pool, _) = connect::pool(options, &connect::parse(url)?, Some(UNLIMITED)).await?;
-        schema::migrate(&pool).await?;
-        let mut connection = pool.acquire().await?;
+        let hosts = connect::parse(url)?;
+        let limit = PostgresOptions::default().acquire_timeout;
+        let index = connect::server(&hosts, limit).await?;
+        let host = Arc::new(CurrentHost::new(index));
+        let options = hosts.pool_options(1, limit);
+        let pool = Pool::new(options, hosts.with(index, Some(UNLIMITED)), host);
+        let mut connection = connect::first(&pool).await?;
+        schema::check_encoding(&mut connection).await?;
+        drop(connection);
+        schema::migrate(hosts.with(index, Some(UNLIMITED))).await?;
+        let mut connection = connect::first(&pool).await?;
         partitions::create_ahead(&mut connection, None).await?;
-        layout::begin_split(&mut connection).await?;
-        Ok(connection.close().await?)
+        connection.release(Ok(()))?;
+        pool.close().await;
+        Ok(())
     }
 
     /// Connects to a database with a schema of this release or later.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when the server cannot be reached, [`StoreError::Migrate`] with
-    /// a [`SchemaError`] when the schema is missing or older: run [`migrate`](Self::migrate).
+    /// [`StoreError::Unavailable`] when the server cannot be reached, [`StoreError::Refused`] when it refuses the user
+    /// or the database, [`StoreError::Migrate`] with a [`SchemaError`] when the schema is missing or older: run [`migrate`](Self::migrate).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::connect_with(url, PostgresOptions::default()).await
     }
@@ -169,37 +169,25 @@ impl PostgresStore {
     /// As [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
         let hosts = Arc::new(connect::parse(url)?);
-        let host = Arc::new(CurrentHost::new(0));
-        let current = Arc::clone(&host);
-        let pool_options = PgPoolOptions::new()
-            .max_connections(options.connections_max.max(1))
-            .acquire_timeout(options.acquire_timeout)
-            // The hook below checks idle connections only.
-            .test_before_acquire(false)
-            .before_acquire(move |connection, meta| {
-                let is_current = current.is_current(meta.age);
-                Box::pin(async move {
-                    if is_current && meta.idle_for >= TRUSTED_IDLE {
-                        connection.ping().await?;
-                    }
-                    Ok(is_current)
-                })
-            });
-        let (pool, index) =
-            connect::pool(pool_options.clone(), &hosts, Some(PLANNED_EACH_TIME)).await?;
-        host.set_index(index);
-        let hot = pool_options.connect_lazy_with(hosts.with(index, Some(PLANNED_ONCE)));
-        schema::check(&pool).await?;
-        let layout = Arc::new(KnownLayout::read(&mut *pool.acquire().await?).await?);
+        let limit = options.acquire_timeout;
+        let index = connect::server(&hosts, limit).await?;
+        let host = Arc::new(CurrentHost::new(index));
+        let pool = |base, planning| {
+            let max = options.connections_max.max(1) as usize;
+            let options = PoolOptions { base, ..hosts.pool_options(max, limit) };
+            Pool::new(options, hosts.with(index, Some(planning)), Arc::clone(&host))
+        };
+        let (pool, hot) = (pool(1, PLANNED_EACH_TIME), pool(0, PLANNED_ONCE));
+        let mut connection = connect::first(&pool).await?;
+        let checked = schema::check(&mut connection).await;
+        connection.release(checked)?;
         Ok(Self {
             pool,
             hot,
             hosts,
             host,
-            counts: Arc::default(),
             call_timeout: options.call_timeout,
             clock: None,
-            layout,
             announced: Arc::default(),
         })
     }
@@ -222,12 +210,8 @@ impl PostgresStore {
         self.pool.close().await;
     }
 
-    async fn begin(&self) -> Result<PgTransaction<'static>, StoreError> {
-        Ok(self.pool.begin().await?)
-    }
-
     /// Returns the time of a test's clock; with `None` statements use the server's.
-    fn clock_parameter(&self) -> Option<i64> {
+    pub fn clock_parameter(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| clock().0)
     }
 }

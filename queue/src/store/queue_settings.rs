@@ -55,7 +55,7 @@ pub struct QueueOverview {
 
 impl QueueOverview {
     /// Creates a queue without jobs or workers.
-    pub(super) fn of(settings: QueueState) -> Self {
+    pub(super) fn from_state(settings: QueueState) -> Self {
         let progress = Progress::default();
         Self { settings, progress, oldest_queued: None, overdue: 0, workers: 0 }
     }

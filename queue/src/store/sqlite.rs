@@ -5,7 +5,7 @@
 //! Postgres store joins `UNNEST`. Tests inject the clock.
 
 #[macro_use]
-mod dialect;
+pub(super) mod dialect;
 
 mod announcements;
 mod claims;
@@ -26,21 +26,20 @@ use std::{
 use SqliteStore as SqlStore;
 use async_trait::async_trait;
 pub use lines::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine};
-use sql::{
-    calls::{self, query},
-    classes, history, queue_settings, rows, tenants,
-};
+pub use sql::{calls, rows};
+use sql::{calls::query, classes, history, queue_settings, tenants};
 use sqlx::{
-    AssertSqlSafe, SqlitePool, SqliteTransaction,
+    Sqlite, SqlitePool, SqliteTransaction,
+    pool::PoolConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
 use super::{
     Clock, StoreError,
-    maintenance::{Erased, Maintained, Maintenance},
+    maintenance::{ErasedJobs, Maintained, Maintenance},
     workers::SILENT_KEPT,
 };
-use crate::job::{JobState, Tenant, Timestamp};
+use crate::job::{Tenant, Timestamp};
 
 /// The schema, embedded in the program: forward only.
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
@@ -79,6 +78,7 @@ impl SqliteStore {
     /// # Errors
     /// As [`open`](Self::open).
     pub async fn open_with_clock(path: &Path, clock: Clock) -> Result<Self, StoreError> {
+        keep_private(path).map_err(sqlx::Error::Io)?;
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -98,18 +98,6 @@ impl SqliteStore {
         Ok(Self { pool, clock })
     }
 
-    /// Returns a query of `open_jobs` for this store, which keeps all jobs in one table.
-    #[expect(clippy::unused_async, reason = "the Postgres store may look where open jobs are")]
-    async fn on_open_jobs(&self, sql: &'static str) -> Result<AssertSqlSafe<String>, StoreError> {
-        Ok(AssertSqlSafe(sql.replace("open_jobs", "jobs")))
-    }
-
-    /// Returns the tables with jobs in a state, or with jobs.
-    #[expect(clippy::unused_async, reason = "as above")]
-    async fn tables_of(&self, _: Option<JobState>) -> Result<&'static [&'static str], StoreError> {
-        Ok(&["jobs"])
-    }
-
     /// Writes the log back into the file and closes it.
     pub async fn close(&self) {
         self.pool.close().await;
@@ -120,8 +108,7 @@ impl SqliteStore {
         (self.clock)()
     }
 
-    /// Releases every running job without counting an attempt, and every batch, whose lease counts as lost;
-    /// returns the number of jobs. Only for the one process that owns the file, at its start: the holders of
+    /// Releases every running job without counting an attempt; returns the number of jobs. Only for the one process that owns the file, at its start: the holders of
     /// those leases are gone.
     pub async fn hand_back_all(&self) -> Result<u64, StoreError> {
         let jobs = query(
@@ -129,22 +116,44 @@ impl SqliteStore {
                              lease_until = NULL, losses = losses + 1
              WHERE state = 'running'",
         );
-        let released = self.execute(jobs).await?;
-        let batches = "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL,
-                              lost_leases = lost_leases + 1
-                       WHERE lease_until IS NOT NULL";
-        self.execute(query(batches)).await?;
-        Ok(released)
+        self.execute(jobs).await
+    }
+
+    /// Returns the connection.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    async fn acquire(&self) -> Result<PoolConnection<Sqlite>, StoreError> {
+        Ok(self.pool.acquire().await?)
+    }
+
+    /// Gives the connection back after a call with this result, which it returns.
+    fn release<T, E>(
+        &self,
+        connection: PoolConnection<Sqlite>,
+        result: Result<T, E>,
+    ) -> Result<T, StoreError>
+    where
+        StoreError: From<E>,
+    {
+        drop(connection);
+        result.map_err(StoreError::from)
     }
 
     /// Begins a transaction that holds the write lock from its start, so that what it reads stays
     /// true.
-    async fn begin(&self) -> Result<SqliteTransaction<'static>, StoreError> {
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub async fn begin(&self) -> Result<SqliteTransaction<'static>, StoreError> {
         Ok(self.pool.begin_with("BEGIN IMMEDIATE").await?)
     }
 
     /// Returns a call's result. The file is local, so calls have no time limit.
-    async fn within<T>(
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn within<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
@@ -152,7 +161,7 @@ impl SqliteStore {
     }
 
     /// Returns the time in milliseconds.
-    fn clock_parameter(&self) -> i64 {
+    pub fn clock_parameter(&self) -> i64 {
         self.now().0
     }
 }
@@ -170,7 +179,25 @@ impl Maintenance for SqliteStore {
         Ok(Maintained::default())
     }
 
-    async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
-        tenants::erase(self, tenant).await
+    async fn erase_jobs(&self, tenant: &Tenant) -> Result<ErasedJobs, StoreError> {
+        tenants::erase_jobs(self, tenant).await
+    }
+}
+
+/// Creates the file if it is missing, readable by its owner alone: it has prompts, answers and hashes of keys. SQLite gives the
+/// files beside it the same permissions.
+fn keep_private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+    const OWNER_ONLY: u32 = 0o600;
+    let mut options = std::fs::File::options();
+    match options.write(true).create(true).truncate(false).mode(OWNER_ONLY).open(path) {
+        Ok(file) => {
+            // A file of another owner stays as it is.
+            let _ = file.set_permissions(std::fs::Permissions::from_mode(OWNER_ONLY));
+            Ok(())
+        }
+        // SQLite can use what it can only read.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
+        Err(error) => Err(error),
     }
 }

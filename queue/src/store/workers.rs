@@ -41,11 +41,11 @@ pub struct Heartbeat {
     pub metrics: WorkerMetrics,
 }
 
-/// Measurements of a worker. Workers of earlier releases leave out some or all.
+/// Measurements of a worker. Those that it leaves out are 0 or empty.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerMetrics {
-    /// The release of its program; empty for those before 0.2.
+    /// The release of its program.
     #[serde(default)]
     pub release: String,
     /// Kind of device: `cpu`.
@@ -149,19 +149,19 @@ pub struct Directive {
     /// Claim no new jobs until a later reply says otherwise.
     pub paused: bool,
     /// What the worker does for others until the next reply.
-    pub leads: Leads,
+    pub leads: Leadership,
 }
 
 /// What one process does for all. Nothing goes wrong if two processes do it at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Leads {
+pub struct Leadership {
     /// Changes of jobs that time causes, samples and maintenance of the store.
     pub store: bool,
     /// Entries that the dispatcher lacks, of the worker's queue.
     pub queue: bool,
 }
 
-impl Leads {
+impl Leadership {
     /// Everything: for a process without others.
     pub const ALL: Self = Self { store: true, queue: true };
     /// A leader that sent no heartbeat for this long is replaced: three heartbeats.

@@ -1,12 +1,10 @@
 //! The suite of rules for every store. `store_conformance!(name, Fixture)` makes one test per rule.
 
-mod any_database;
 mod leases;
 pub mod rules;
 
 use std::time::Duration;
 
-pub use any_database::any_database;
 use tritmill_queue::{
     Choice, ClaimRef, Claimant, Completion, ErrorKind, FinishReason, FinishedAttempt, Job,
     JobError, JobId, Outcome, Priority, Prompt, QueueName, Sampling, Store, Tenant, Usage,
@@ -45,7 +43,7 @@ pub fn queue() -> QueueName {
 
 pub fn job() -> Job {
     Job {
-        id: JobId::generate_in(any_database()),
+        id: JobId::generate(),
         tenant: Tenant::default(),
         queue: queue(),
         priority: Priority::Normal,

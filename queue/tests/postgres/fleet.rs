@@ -4,7 +4,7 @@ use tritmill_queue::{
     QueueName,
     store::{
         NumericsClasses as _, QueueHistory as _, QueueSettings as _, Workers as _,
-        workers::{Heartbeat, Leads, WorkerMetrics},
+        workers::{Heartbeat, Leadership, WorkerMetrics},
     },
 };
 
@@ -18,19 +18,19 @@ async fn one_worker_leads_until_it_drains_ends_or_is_silent() {
     let leads = async |beat: &Heartbeat| store.heartbeat(beat).await.unwrap().leads;
     let other_queue =
         Heartbeat { queue: QueueName { format: "tl1".into(), ..queue() }, ..named("c") };
-    assert_eq!(leads(&named("a")).await, Leads::ALL);
-    assert_eq!(leads(&named("b")).await, Leads::default());
-    assert_eq!(leads(&other_queue).await, Leads { store: false, queue: true });
-    advance(Leads::LEASE - Duration::from_secs(1));
-    assert_eq!(leads(&named("b")).await, Leads::default());
-    assert_eq!(leads(&named("a")).await, Leads::ALL, "and holds it for longer");
-    advance(Leads::LEASE);
-    assert_eq!(leads(&named("b")).await, Leads::ALL, "the other one was silent");
-    assert_eq!(leads(&named("a")).await, Leads::default());
-    assert_eq!(leads(&Heartbeat { draining: true, ..named("b") }).await, Leads::default());
-    assert_eq!(leads(&named("a")).await, Leads::ALL);
+    assert_eq!(leads(&named("a")).await, Leadership::ALL);
+    assert_eq!(leads(&named("b")).await, Leadership::default());
+    assert_eq!(leads(&other_queue).await, Leadership { store: false, queue: true });
+    advance(Leadership::LEASE - Duration::from_secs(1));
+    assert_eq!(leads(&named("b")).await, Leadership::default());
+    assert_eq!(leads(&named("a")).await, Leadership::ALL, "and holds it for longer");
+    advance(Leadership::LEASE);
+    assert_eq!(leads(&named("b")).await, Leadership::ALL, "the other one was silent");
+    assert_eq!(leads(&named("a")).await, Leadership::default());
+    assert_eq!(leads(&Heartbeat { draining: true, ..named("b") }).await, Leadership::default());
+    assert_eq!(leads(&named("a")).await, Leadership::ALL);
     store.forget_worker("a").await.unwrap();
-    assert_eq!(leads(&named("b")).await, Leads::ALL);
+    assert_eq!(leads(&named("b")).await, Leadership::ALL);
 }
 
 #[tokio::test]

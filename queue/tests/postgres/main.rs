@@ -7,12 +7,12 @@
 #[path = "../conformance/mod.rs"]
 mod conformance;
 mod connection;
-mod databases;
 mod failover;
+mod few_connections;
 mod fleet;
 mod plans;
+mod refusals;
 mod shards;
-mod upgrade;
 
 use std::{
     collections::HashSet,

@@ -121,10 +121,10 @@ async fn finish(redis: &Redis, dispatcher: &dyn Dispatcher, mut model: Model) {
     }
     let queue = queue();
     let wait = Duration::ZERO;
-    let wish =
+    let request =
         tritmill_queue::Pull { queue: &queue, consumer: "last", max: 10_000, wait, only: None };
     loop {
-        let taken = dispatcher.pull(wish.clone()).await.unwrap();
+        let taken = dispatcher.pull(request.clone()).await.unwrap();
         if taken.is_empty() {
             break;
         }

@@ -17,7 +17,7 @@ fn delta(text: &str) -> JobEvent {
 }
 
 fn stream(job: JobId) -> String {
-    format!("tm:ev:{{{}}}:{job}", job.as_bytes()[15] % 64)
+    format!("tm:events:{{{}}}:{job}", job.as_bytes()[15] % 64)
 }
 
 /// Jobs whose streams share a bucket.
@@ -55,7 +55,7 @@ async fn late_subscriber_gets_events_from_the_start() {
         tokio::spawn(async move { events.read_events(job, last, Duration::from_secs(10)).await })
     };
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let _: String = command(&redis, &["XADD", &stream(job), "*", "e", "?"]).await;
+    let _: String = command(&redis, &["XADD", &stream(job), "*", "event", "?"]).await;
     let end = JobEvent::Finished { state: JobState::Completed };
     events.publish(job, std::slice::from_ref(&end)).await.unwrap();
     let more = waiting.await.unwrap().unwrap();
@@ -92,7 +92,7 @@ async fn stream_lives_a_minute_after_the_end_and_events_that_follow_do_not_prolo
     assert!(ttl(&redis, job).await < left);
     assert_eq!(read(&events, job).await, [JobEvent::Started, delta("a"), END]);
     // Every key expires.
-    let keys: Vec<String> = command(&redis, &["KEYS", "tm:ev:*"]).await;
+    let keys: Vec<String> = command(&redis, &["KEYS", "tm:events:*"]).await;
     assert_eq!(keys.len(), 3, "{keys:?}");
     for key in keys {
         let left: i64 = command(&redis, &["PTTL", &key]).await;
@@ -144,7 +144,7 @@ async fn streams_have_a_total_cap_that_frees_itself_when_they_expire() {
     events.publish(three, &vec![delta(&"z".repeat(1000)); 70]).await.unwrap();
     events.publish(three, &[JobEvent::Queued, JobEvent::Started, delta("again")]).await.unwrap();
     assert_eq!(read(&events, three).await, [JobEvent::Queued, JobEvent::Started, delta("again")]);
-    let total: String = command(&redis, &["HGET", "tm:ev:{7}:sizes", "total"]).await;
+    let total: String = command(&redis, &["HGET", "tm:events:{7}:sizes", "total"]).await;
     assert!(total.parse::<u64>().unwrap() < 1000, "{total}");
 }
 

@@ -57,8 +57,8 @@ async fn consumers_continue_after_redis_lost_all_data() {
             let (queue, wait) = (queue(), Duration::from_secs(5));
             let mut taken: Vec<JobId> = Vec::new();
             while taken.len() < 3 + 4 {
-                let wish = Pull { queue: &queue, consumer: "a", max: 1, wait, only: None };
-                match dispatcher.pull(wish).await {
+                let request = Pull { queue: &queue, consumer: "a", max: 1, wait, only: None };
+                match dispatcher.pull(request).await {
                     Ok(deliveries) => {
                         taken.extend(ids(&deliveries));
                         let _ = dispatcher.acknowledge("a", &deliveries).await;
@@ -128,7 +128,7 @@ async fn four_consumers_share_two_thousand_entries_without_repeats() {
     assert_eq!(seen.len(), fed.len());
     assert!(seen.values().all(|count| *count == 1));
     let keys: Vec<String> = command(&redis, &["KEYS", "tm:*"]).await;
-    assert!(keys.len() <= 2, "an empty queue keeps its counters and its bell: {keys:?}");
+    assert!(keys.len() <= 2, "an empty queue keeps its counters and its wake-ups: {keys:?}");
 }
 
 #[tokio::test]
@@ -139,10 +139,10 @@ async fn garbage_in_stream_is_dropped_and_counted() {
     dispatcher.enqueue(&fed[..1]).await.unwrap();
     let garbage: [&[&str]; 5] = [
         &["x", "y"],
-        &["v", "3", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "1"],
-        &["v", "1", "id", "unknown", "cost", "1"],
-        &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "-1"],
-        &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000"],
+        &["version", "3", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "1"],
+        &["version", "1", "id", "unknown", "cost", "1"],
+        &["version", "1", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "-1"],
+        &["version", "1", "id", "0190b7a0-0000-7000-8000-000000000000"],
     ];
     for fields in garbage {
         let words = [&["XADD", STREAM, "*"], fields].concat();
@@ -151,7 +151,7 @@ async fn garbage_in_stream_is_dropped_and_counted() {
     // A second entry of a waiting job.
     let again = fed[0].id.to_string();
     let _: String =
-        command(&redis, &["XADD", STREAM, "*", "v", "1", "id", &again, "cost", "1"]).await;
+        command(&redis, &["XADD", STREAM, "*", "version", "1", "id", &again, "cost", "1"]).await;
     dispatcher.enqueue(&fed[1..]).await.unwrap();
     let taken = pull(&dispatcher, "a", 10).await;
     assert_eq!(ids(&taken), ids_of(&fed));
@@ -301,8 +301,8 @@ async fn entries_of_lost_answer_are_recovered() {
     // The server is stopped during the pull: it executes the pull later, and the answer comes too late.
     redis.signal(Signal::Stop).unwrap();
     let queue = queue();
-    let wish = Pull { queue: &queue, consumer: "a", max: 1, wait: Duration::ZERO, only: None };
-    assert!(matches!(dispatcher.pull(wish).await, Err(DispatchError::Unavailable(_))));
+    let request = Pull { queue: &queue, consumer: "a", max: 1, wait: Duration::ZERO, only: None };
+    assert!(matches!(dispatcher.pull(request).await, Err(DispatchError::Unavailable(_))));
     redis.signal(Signal::Continue).unwrap();
     let mut taken = pull(&dispatcher, "a", 10).await;
     taken.sort_by_key(|delivery| delivery.id);
@@ -371,8 +371,8 @@ async fn recovery_returns_at_most_max_entries() {
     let _: redis::Value = command(&redis, &group).await;
     redis.signal(Signal::Stop).unwrap();
     let queue = queue();
-    let wish = Pull { queue: &queue, consumer: "a", max: 3, wait: Duration::ZERO, only: None };
-    assert!(dispatcher.pull(wish).await.is_err());
+    let request = Pull { queue: &queue, consumer: "a", max: 3, wait: Duration::ZERO, only: None };
+    assert!(dispatcher.pull(request).await.is_err());
     redis.signal(Signal::Continue).unwrap();
     assert_eq!(ids(&pull(&dispatcher, "a", 1).await), [fed[1].id]);
     let rest: HashSet<JobId> = ids(&pull(&dispatcher, "b", 10).await).into_iter().collect();

@@ -7,6 +7,7 @@ mod churn;
 mod events;
 mod faults;
 mod flow;
+mod refusals;
 mod rig;
 mod shards;
 mod tenants;

@@ -154,7 +154,7 @@ async fn waiting_consumer_is_woken_by_any_shard() {
             tokio::task::yield_now().await;
         }
     };
-    // Without a ring it would look again after five seconds.
+    // Without a wake-up it would poll again after five seconds.
     let soon = Duration::from_secs(4);
     for entry in one_in_each() {
         let consumer = waiting();
@@ -222,7 +222,7 @@ async fn quotas_apply_to_the_sum_of_the_shards() {
     dispatcher.enqueue(&[costly(3, 60), costly(11, 30)]).await.unwrap();
     let quotas = Quotas { tenants: [(tenant, 100)].into(), ..Quotas::default() };
     let admit = async |entries: &[Entry], quotas: &Quotas| {
-        dispatcher.admit(&Demand::of(entries)[0], quotas).await
+        dispatcher.admit(&Demand::by_queue(entries)[0], quotas).await
     };
     admit(&[costly(5, 10)], &quotas).await.unwrap();
     let refused = admit(&[costly(5, 11)], &quotas).await.unwrap_err();

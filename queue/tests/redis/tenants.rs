@@ -57,7 +57,7 @@ async fn tenant_does_not_wait_for_all_of_a_larger_one() {
     dispatcher.enqueue(&large).await.unwrap();
     dispatcher.enqueue(&small).await.unwrap();
     let before = async |tenant| {
-        let demand = Demand::of(&[entry(Priority::Normal, tenant, 20)]).remove(0);
+        let demand = Demand::by_queue(&[entry(Priority::Normal, tenant, 20)]).remove(0);
         let line = dispatcher.admit(&demand, &Quotas::default()).await.unwrap();
         line.parts[Priority::Normal as usize].before
     };

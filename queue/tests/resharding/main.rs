@@ -12,10 +12,8 @@ use std::{
 };
 
 use tritmill_queue::{
-    Claimant, Completion, Delivery, DispatchError, Dispatcher, Entry, FinishedAttempt, Job, JobId,
-    Outcome, Priority, Prompt, Pull, QueueName, Sampling, Store, Tenant, Usage,
+    Delivery, DispatchError, Dispatcher, Entry, JobId, Priority, Pull, QueueName, Tenant,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::RedisStore,
 };
 use tritmill_servers::{RedisCluster, SlotMove};
 
@@ -162,92 +160,6 @@ async fn queue_moves_with_its_slot_while_producers_and_consumers_run() {
     let backlog = one.backlog(&queue()).await.unwrap();
     assert_eq!((backlog.entries, backlog.tokens), (0, 0));
     let (old, new) = cluster.keys(&moving).unwrap();
-    assert!((old, new) <= (0, 2), "only the counters and rings are left: {old}, {new}");
+    assert!((old, new) <= (0, 2), "only the counters and wake-ups are left: {old}, {new}");
     assert_eq!(one.stats().group_recreations, 0);
-}
-
-fn job() -> Job {
-    Job {
-        id: JobId::generate(),
-        tenant: Tenant::default(),
-        queue: queue(),
-        priority: Priority::Normal,
-        prompt: Prompt::Text("once".into()),
-        sampling: Sampling::default(),
-        seed: 1,
-        attempts_max: 3,
-        run_at: None,
-        expires_at: None,
-        stream: false,
-        traceparent: None,
-        custom_id: None,
-    }
-}
-
-/// Accepts jobs until told to stop; returns their number.
-async fn submit(store: RedisStore, stop: Arc<AtomicBool>) -> usize {
-    let mut count = 0;
-    while !stop.load(Ordering::Relaxed) {
-        let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
-        until_ok!(store.accept(&jobs));
-        count += jobs.len();
-        tokio::time::sleep(CALL_PAUSE).await;
-    }
-    count
-}
-
-/// Answers jobs until nothing is left after `stop`; returns their number.
-async fn answer(dispatcher: RedisDispatcher, store: RedisStore, stop: Arc<AtomicBool>) -> usize {
-    let mut count = 0;
-    let (model, fingerprint) = <(String, String)>::default();
-    let completion = Completion { model, fingerprint, choices: vec![], usage: Usage::default() };
-    loop {
-        let is_last = stop.load(Ordering::Relaxed);
-        let wait = Duration::from_millis(20);
-        let taken = until_ok!(pull(&dispatcher, "w", wait));
-        if taken.is_empty() && is_last {
-            return count;
-        }
-        let ids: Vec<JobId> = taken.iter().map(|delivery| delivery.id).collect();
-        let by = || Claimant::new("w", Duration::from_secs(60));
-        let claims = until_ok!(store.claim(&ids, by()));
-        assert_eq!(claims.len(), ids.len());
-        let finished: Vec<FinishedAttempt> = claims
-            .iter()
-            .map(|claim| FinishedAttempt {
-                claim: claim.claim_ref(),
-                outcome: Outcome::Completed(completion.clone()),
-                first_token: None,
-            })
-            .collect();
-        count += until_ok!(store.finish(&finished)).len();
-        until_ok!(dispatcher.acknowledge("w", &taken));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fast_queue_moves_with_its_slot_while_jobs_are_answered() {
-    let cluster = RedisCluster::start().unwrap();
-    let limit = BacklogLimit { entries: 1 << 20, tokens: 1 << 40 };
-    let dispatcher = RedisDispatcher::new(&cluster.url(), limit).unwrap();
-    let store = dispatcher.store(queue(), Duration::from_secs(60));
-    store.accept(&(0..20).map(|_| job()).collect::<Vec<_>>()).await.unwrap();
-    let (stop, drained) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
-    let submitter = tokio::spawn(submit(store.clone(), Arc::clone(&stop)));
-    let worker = tokio::spawn(answer(dispatcher.clone(), store.clone(), Arc::clone(&drained)));
-
-    tokio::time::sleep(PAUSE * 2).await;
-    let moving = cluster.open_slot(META).unwrap();
-    move_keys(&cluster, &moving, Duration::from_millis(5)).await;
-    cluster.close_slot(&moving).unwrap();
-    tokio::time::sleep(PAUSE * 5).await;
-
-    stop.store(true, Ordering::Relaxed);
-    let submitted = 20 + submitter.await.unwrap();
-    drained.store(true, Ordering::Relaxed);
-    assert_eq!(worker.await.unwrap(), submitted);
-    let progress = store.progress(None).await.unwrap();
-    assert_eq!(progress.completed, submitted as u64);
-    assert_eq!(store.unfinished(&queue()).await.unwrap(), 0);
-    assert_eq!(cluster.keys(&moving).unwrap().0, 0);
 }

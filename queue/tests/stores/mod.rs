@@ -1,4 +1,4 @@
-//! The stores with all traits, each with a clock set by the test.
+//! The stores, each with a clock set by the test. The root of the test names the traits that it needs `TestStore`.
 
 use std::{
     sync::{
@@ -10,13 +10,15 @@ use std::{
 
 use tritmill_queue::{
     Timestamp,
-    store::{Databases, FrontStore, PostgresStore, SqliteStore},
+    store::{PostgresStore, SqliteStore},
 };
 use tritmill_servers::Postgres;
 
+use crate::TestStore;
+
 /// A store and its clock.
 pub struct Rig {
-    pub store: Arc<dyn FrontStore>,
+    pub store: Arc<dyn TestStore>,
     now: Arc<AtomicI64>,
 }
 
@@ -44,11 +46,5 @@ pub async fn all<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
     PostgresStore::migrate(&server.url()).await.unwrap();
     let (now, clock_of_server) = clock();
     let store = PostgresStore::connect(&server.url()).await.unwrap().with_clock(clock_of_server);
-    rule(Rig { store: Arc::new(store), now }).await;
-    let [first, other] = ["first", "other"].map(|name| server.create_database(name).unwrap());
-    let urls = format!("{first}\n{other}");
-    Databases::migrate(&urls).await.unwrap();
-    let (now, clock_of_servers) = clock();
-    let store = Databases::connect(&urls).await.unwrap().with_clock(&clock_of_servers);
     rule(Rig { store: Arc::new(store), now }).await;
 }

@@ -11,7 +11,10 @@ use reqwest::{Method, header::CONTENT_TYPE};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{Arguments, Work, http::ANSWER_WITHIN, service::Service};
+use super::{
+    Arguments, Work,
+    service::{ANSWER_WITHIN, Service},
+};
 use crate::{bench::queue::percentile, block_on, output};
 
 /// Endpoint of all requests: prompts are tokens.

@@ -14,15 +14,16 @@ use tokio::{
 };
 use tritmill_client::remote::RemoteBatch;
 
-use super::{Arguments, service::Service};
+use super::{
+    Arguments,
+    service::{ANSWER_WITHIN, Service},
+};
 use crate::{bench::queue::percentile, block_on, output};
 
 /// Measured bursts of requests, after one for warm-up.
 const ROUNDS: usize = 5;
 /// Time between two bursts.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Time limit of a request.
-pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Time limit for the start of the batch.
 const BATCH_WITHIN: Duration = Duration::from_secs(120);
 /// Lines of the batch that must be answered before the first burst.

@@ -27,7 +27,7 @@ use tritmill_client::http::HttpClient;
 
 use super::{
     Arguments, Work,
-    tally::{End, Tally},
+    counts::{Counts, End},
     target::Target,
 };
 use crate::{bench::queue::percentile, block_on, output};
@@ -132,7 +132,7 @@ struct Measured {
     /// Answers per second before and after the overload.
     capacities_per_s: [f64; 2],
     deadline: Duration,
-    tally: Tally,
+    counts: Counts,
     took: Duration,
     /// Memory of the service before the overload, and the most during it.
     memory_before: u64,
@@ -179,8 +179,8 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
         }
     };
     let started = Instant::now();
-    let tally = tokio::select! {
-        tally = offer(&sender, rate, lasts, deadline) => tally?,
+    let counts = tokio::select! {
+        counts = offer(&sender, rate, lasts, deadline) => counts?,
         () = watching => bail!("the watch ended"),
     };
     eprintln!("all requests have ended after {:.1} s", started.elapsed().as_secs_f64());
@@ -192,7 +192,7 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
     Ok(Measured {
         capacities_per_s,
         deadline,
-        tally,
+        counts,
         took: lasts,
         memory_before,
         memory_peak,
@@ -250,8 +250,8 @@ async fn offer(
     rate: f64,
     lasts: Duration,
     deadline: Duration,
-) -> anyhow::Result<Tally> {
-    let tally = Arc::new(Mutex::new(Tally::default()));
+) -> anyhow::Result<Counts> {
+    let counts = Arc::new(Mutex::new(Counts::default()));
     let (open, is_over) = (Arc::new(Semaphore::new(OPEN_MAX)), Arc::new(AtomicBool::new(false)));
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -263,11 +263,11 @@ async fn offer(
             // Waits here if the service leaves so many without an answer.
             let permit = Arc::clone(&open).acquire_owned().await?;
             sent += 1;
-            let (sender, tally) = (sender.clone(), Arc::clone(&tally));
+            let (sender, counts) = (sender.clone(), Arc::clone(&counts));
             let is_over = Arc::clone(&is_over);
             tokio::spawn(async move {
                 let end = sender.ask(Some(deadline)).await;
-                tally.lock().count(end, deadline, is_over.load(Ordering::Relaxed));
+                counts.lock().count(end, deadline, is_over.load(Ordering::Relaxed));
                 drop(permit);
             });
         }
@@ -275,23 +275,23 @@ async fn offer(
     is_over.store(true, Ordering::Relaxed);
     // Every request has a time limit.
     let _all = open.acquire_many(u32::try_from(OPEN_MAX)?).await?;
-    let mut tally = std::mem::take(&mut *tally.lock());
-    tally.offered = sent;
-    tally.latencies.sort_unstable();
-    Ok(tally)
+    let mut counts = std::mem::take(&mut *counts.lock());
+    counts.offered = sent;
+    counts.latencies.sort_unstable();
+    Ok(counts)
 }
 
 fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode> {
-    let Measured { capacities_per_s, deadline, tally, took, memory_before, memory_peak, redis } =
+    let Measured { capacities_per_s, deadline, counts, took, memory_before, memory_peak, redis } =
         measured;
     let tokens = arguments.generate().get() as f64;
     let capacity_per_s = capacities_per_s.iter().sum::<f64>() / 2.0;
     let [before, after] = capacities_per_s.map(|rate| rate * tokens);
     let (capacity, seconds) = (capacity_per_s * tokens, took.as_secs_f64());
-    let goodput = tally.met_in_phase as f64 * tokens / seconds;
-    let met = tally.met as f64 / tally.accepted().max(1) as f64;
+    let goodput = counts.met_in_phase as f64 * tokens / seconds;
+    let met = counts.met as f64 / counts.accepted().max(1) as f64;
     let [p50, p99] = [50, 99].map(|percent| {
-        percentile(&tally.latencies, percent).map_or(0.0, |latency| latency.as_secs_f64())
+        percentile(&counts.latencies, percent).map_or(0.0, |latency| latency.as_secs_f64())
     });
     if arguments.json {
         output::line(json!({
@@ -299,11 +299,11 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
             "batch": arguments.batch(), "seconds": seconds, "deadline_s": deadline.as_secs_f64(),
             "capacity_before_tokens_per_s": before, "capacity_after_tokens_per_s": after,
             "capacity_tokens_per_s": capacity, "capacity_requests_per_s": capacity_per_s,
-            "offered": tally.offered, "offered_requests_per_s": tally.offered as f64 / seconds,
+            "offered": counts.offered, "offered_requests_per_s": counts.offered as f64 / seconds,
             "goodput_tokens_per_s": goodput, "goodput_share": goodput / capacity,
-            "accepted": tally.accepted(), "met": tally.met, "met_share": met,
-            "late": tally.late, "expired": tally.expired,
-            "refused": tally.refused, "failed": tally.failed, "p50_s": p50, "p99_s": p99,
+            "accepted": counts.accepted(), "met": counts.met, "met_share": met,
+            "late": counts.late, "expired": counts.expired,
+            "refused": counts.refused, "failed": counts.failed, "p50_s": p50, "p99_s": p99,
             "memory_before_bytes": memory_before, "memory_peak_bytes": memory_peak,
             "redis_before_bytes": redis.map(|(before, _)| before),
             "redis_peak_bytes": redis.map(|(_, peak)| peak),
@@ -313,19 +313,19 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
     output::line(format_args!(
         "capacity {before:.0} tokens/s before, {after:.0} after ({capacity_per_s:.1} requests/s); offered {:.1} requests/s for {seconds} s, \
          each with {:.1} s",
-        tally.offered as f64 / seconds,
+        counts.offered as f64 / seconds,
         deadline.as_secs_f64()
     ))?;
     output::line(format_args!(
         "goodput {goodput:.0} tokens/s, {:.1} % of the capacity; {} accepted, {:.2} % of them in time ({} late, {} \
          expired); p50 {p50:.2} s, p99 {p99:.2} s",
         100.0 * goodput / capacity,
-        tally.accepted(),
+        counts.accepted(),
         100.0 * met,
-        tally.late,
-        tally.expired
+        counts.late,
+        counts.expired
     ))?;
-    for (what, counts) in [("refused", &tally.refused), ("failed", &tally.failed)] {
+    for (what, counts) in [("refused", &counts.refused), ("failed", &counts.failed)] {
         for (why, count) in counts {
             output::line(format_args!("{what}: {count} {why}"))?;
         }

@@ -5,6 +5,7 @@ use std::{
     io::Write as _,
     process::Stdio,
     sync::{Arc, atomic::AtomicU64},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
@@ -20,8 +21,11 @@ use tritmill_client::{
 };
 use tritmill_engine::{backend::cuda, load::DeviceChoice};
 
-use super::{Arguments, http::ANSWER_WITHIN};
-use crate::servers::Given;
+use super::Arguments;
+use crate::servers::ServerUrls;
+
+/// Time limit of a request.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// How the service differs from one over a file with the usual options.
 #[derive(Default)]
@@ -29,7 +33,7 @@ pub(super) struct Setup<'a> {
     /// Further words of its command line.
     pub words: Vec<String>,
     /// The servers it uses.
-    pub servers: Option<Given<'a>>,
+    pub servers: Option<ServerUrls<'a>>,
 }
 
 /// A service under test.

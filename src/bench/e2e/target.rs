@@ -5,14 +5,14 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use tokio::time::{sleep, timeout};
-use tritmill_admin::new_key;
+use tritmill_admin::{
+    new_key,
+    store::{KeyRole, Keys as _, Tenants as _},
+};
 use tritmill_queue::{
     JobId, QueueName, Tenant,
     dispatch::RedisDispatcher,
-    store::{
-        Databases, KeyRole, Keys as _, Maintenance as _, NumericsClasses as _, Workers as _,
-        workers::Heartbeat,
-    },
+    store::{NumericsClasses as _, PostgresStore, Workers as _, workers::Heartbeat},
 };
 
 use super::{
@@ -38,7 +38,7 @@ pub(super) struct Target {
 
 /// What this run has on servers.
 struct OnServers {
-    store: Arc<Databases>,
+    store: Arc<PostgresStore>,
     dispatcher: Arc<RedisDispatcher>,
     queue: QueueName,
     tenant: Tenant,
@@ -52,7 +52,7 @@ impl Target {
             ["--max-connections", "32768", "--max-waiting-per-address", "32768"]
                 .map(str::to_owned)
                 .into();
-        let Some(given) = arguments.servers.servers.given()? else {
+        let Some(given) = arguments.servers.given()? else {
             let service = Service::start_with(arguments, Setup { words, servers: None }).await?;
             let models = service.api.models().await?;
             let model = models.into_iter().next().context("nothing is served")?;
@@ -63,7 +63,7 @@ impl Target {
         words.extend(["--name".to_owned(), model.clone()]);
         let setup = Setup { words, servers: Some(given) };
         let service = Service::start_with(arguments, setup).await?;
-        let (store, dispatcher) = (given.store().await?, given.dispatcher()?);
+        let (store, dispatcher) = (given.store().await?, given.dispatcher().await?);
         let tenant = Tenant(model.clone());
         let (key, secret) = new_key(tenant.clone(), KeyRole::Submit, "bench");
         store.add_key(&key, &secret.hash()).await.context("cannot keep the key")?;

@@ -11,19 +11,19 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::{sync::mpsc, task::JoinSet};
-use tritmill_client::JobBuilder;
+use tritmill_client::{Client, JobBuilder};
 use tritmill_queue::{
     Choice, Claim, ClaimRef, Claimant, Completion, Delivery, Dispatcher as _, FinishReason,
-    FinishedAttempt, Job, JobId, Outcome, Pull, QueueName, Store, Usage, dispatch::RedisDispatcher,
-    store::FAST_RETENTION,
+    FinishedAttempt, Job, JobId, Outcome, Pull, QueueName, Store as _, Usage,
+    dispatch::RedisDispatcher, store::PostgresStore,
 };
 
-use crate::servers::{Keeper, Mode};
+use crate::servers::ServerUrls;
 
 /// Random digits at the end of an id.
 const RANDOM_DIGITS: usize = 8;
-/// Jobs that are in the same of several databases.
-const GROUP: usize = 1000;
+/// Jobs deleted in one call.
+const DELETE_CHUNK: usize = 1000;
 /// Lease of a claim, longer than any phase.
 const LEASE: Duration = Duration::from_secs(60);
 /// Time limit for a consumer to get work that must be in the queue.
@@ -46,34 +46,33 @@ pub struct MicroBatch {
 /// The servers and the queue of this run.
 #[derive(Clone)]
 pub struct Bench {
-    pub store: Arc<dyn Store>,
-    pub keeper: Keeper,
-    pub dispatcher: RedisDispatcher,
+    pub store: Arc<PostgresStore>,
+    pub dispatcher: Arc<RedisDispatcher>,
     pub queue: QueueName,
 }
 
 impl Bench {
     /// Names a new queue, `bench-DIGITS@FORMAT`, on these servers.
-    pub async fn open(servers: Mode<'_>, format: &str) -> anyhow::Result<Self> {
+    pub async fn open(servers: ServerUrls<'_>, format: &str) -> anyhow::Result<Self> {
         let id = JobId::generate().to_string();
         let model = format!("bench-{}", &id[id.len() - RANDOM_DIGITS..]);
         let queue = QueueName { model, format: format.to_owned() };
-        let (database, dispatcher) = (servers.database().await?, servers.dispatcher()?);
+        let (store, dispatcher) = (servers.store().await?, servers.dispatcher().await?);
         dispatcher.ping().await.context("cannot use Redis")?;
-        let keeper = Keeper::of(database, &dispatcher, &queue, FAST_RETENTION).await?;
-        Ok(Self { store: keeper.store(), keeper, dispatcher, queue })
+        Ok(Self { store, dispatcher, queue })
+    }
+
+    /// Returns a client.
+    pub fn client(&self) -> Client {
+        Client::from_servers(self.store.clone(), self.dispatcher.clone())
     }
 
     /// Returns `count` jobs with a short prompt.
     pub fn jobs(&self, count: usize) -> anyhow::Result<Vec<Job>> {
         let name = self.queue.to_string();
-        let mut database = self.store.next_database();
         let job = |index: usize| {
             let prompt = format!("Invoice {index} was paid on the {} of March", 1 + index % 28);
-            if index.is_multiple_of(GROUP) {
-                database = self.store.next_database();
-            }
-            JobBuilder::text(&name, prompt).max_tokens(16).database(database).build()
+            JobBuilder::text(&name, prompt).max_tokens(16).build()
         };
         (0..count).map(job).collect::<Result<_, _>>().context("cannot make a job")
     }
@@ -82,7 +81,7 @@ impl Bench {
     pub async fn submit(&self, jobs: &[Job], producers: usize) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         for part in jobs.chunks(jobs.len().div_ceil(producers).max(1)) {
-            let client = self.keeper.client(self.dispatcher.clone());
+            let client = self.client();
             let part = part.to_vec();
             tasks.spawn(async move { client.submit_many(&part).await });
         }
@@ -207,7 +206,7 @@ impl Bench {
             }
             anyhow::Ok(())
         });
-        let client = self.keeper.client(self.dispatcher.clone());
+        let client = self.client();
         let mut latencies = Vec::with_capacity(count);
         for job in jobs {
             tokio::time::sleep(IDLE).await;
@@ -228,7 +227,10 @@ impl Bench {
 
     /// Deletes the jobs and keys of the run.
     pub async fn clean_up(&self, jobs: &[JobId]) -> anyhow::Result<()> {
-        self.keeper.delete(jobs).await.context("cannot delete the benchmark's jobs")?;
+        for chunk in jobs.chunks(DELETE_CHUNK) {
+            let deleted = self.store.delete_jobs(chunk).await;
+            deleted.context("cannot delete the benchmark's jobs")?;
+        }
         let forgotten = self.dispatcher.forget_queue(&self.queue).await;
         forgotten.context("cannot delete the benchmark's queue in Redis")
     }

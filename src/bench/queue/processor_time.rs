@@ -47,9 +47,9 @@ impl Used {
     /// Reads the time until now.
     pub fn read(pids: Pids) -> Self {
         Self {
-            own: of("self"),
-            redis: pids.redis.and_then(|pid| of(&pid.to_string())),
-            postgres: pids.postgres.and_then(of_family),
+            own: time("self"),
+            redis: pids.redis.and_then(|pid| time(&pid.to_string())),
+            postgres: pids.postgres.and_then(time_with_children),
         }
     }
 
@@ -89,12 +89,12 @@ fn duration(ticks: u64) -> Duration {
     TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
 }
 
-fn of(process: &str) -> Option<Duration> {
+fn time(process: &str) -> Option<Duration> {
     stat(process).map(|stat| duration(stat.ticks))
 }
 
 /// Returns the time of a process and its living children; ended children are in its own time.
-fn of_family(pid: u32) -> Option<Duration> {
+fn time_with_children(pid: u32) -> Option<Duration> {
     let mut ticks = stat(&pid.to_string())?.ticks;
     for entry in fs::read_dir("/proc").ok()?.flatten() {
         let name = entry.file_name();

@@ -20,8 +20,8 @@ fn thread(commands: usize, reports: usize, turn: Option<Turn>) -> EngineThread {
 }
 
 fn submit(thread: &EngineThread) -> bool {
-    let request = Box::new(Request { prompt: vec![1, 2], ..Request::default() });
-    thread.submit(ClaimRef { id: JobId::generate(), epoch: 1, claim_id: 1 }, request, true)
+    let request = Request { prompt: vec![1, 2], ..Request::default() };
+    thread.submit(ClaimRef { id: JobId::generate(), epoch: 1, claim_id: 1 }, vec![request], true)
 }
 
 #[test]
@@ -58,11 +58,11 @@ fn thread_that_waits_for_room_ends_when_it_is_dropped() {
 #[test]
 fn engine_waits_for_its_turn_and_ends_while_it_waits() {
     let turns = Turns::shared();
-    let turn = turns.of("cpu").expect("shared");
-    assert!(turns.of("cuda:0").expect("another device").try_lock().is_some());
+    let turn = turns.turn("cpu").expect("shared");
+    assert!(turns.turn("cuda:0").expect("another device").try_lock().is_some());
     let other_engine = turn.lock();
-    let mut first = thread(4, 8, turns.of("cpu"));
-    let second = thread(4, 8, turns.of("cpu"));
+    let mut first = thread(4, 8, turns.turn("cpu"));
+    let second = thread(4, 8, turns.turn("cpu"));
     assert!(submit(&first) && submit(&second));
     thread::sleep(Duration::from_millis(30));
     assert!(first.reports.is_empty() && first.running_step().is_none());

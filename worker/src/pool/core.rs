@@ -134,8 +134,8 @@ impl Core {
                 return actions;
             }
             // A model that failed again and again interrupts those that work less and less often.
-            let patience = TURN * (1 + self.units[unit].failures.saturating_sub(4).min(9));
-            let is_late = now.saturating_sub(since) >= patience;
+            let turn_limit = TURN * (1 + self.units[unit].failures.saturating_sub(4).min(9));
+            let is_late = now.saturating_sub(since) >= turn_limit;
             if place == 0 {
                 let missing = bytes.saturating_sub(free + coming);
                 for victim in self.victims(now, missing, is_late) {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
 use prometheus_client::{encoding::text, registry::Registry};
-use tritmill_queue::{dispatch::RedisDispatcher, metrics::ConnectionMetrics, store::Databases};
+use tritmill_queue::{dispatch::RedisDispatcher, metrics::ConnectionMetrics, store::PostgresStore};
 
 use super::{
     dispatcher::DispatcherCounters,
@@ -37,12 +37,8 @@ impl Pages {
 
     /// Adds the counters of this dispatcher, and the connections of both servers.
     #[must_use]
-    pub fn with_servers(
-        mut self,
-        dispatcher: &RedisDispatcher,
-        database: Option<&Databases>,
-    ) -> Self {
-        let connections = ConnectionMetrics::new(database, Some(dispatcher));
+    pub fn with_servers(mut self, dispatcher: &RedisDispatcher, database: &PostgresStore) -> Self {
+        let connections = ConnectionMetrics::new(database, dispatcher);
         self.registry.register_collector(Box::new(connections));
         let of_worker = self.registry.sub_registry_with_prefix("worker");
         of_worker.register_collector(Box::new(DispatcherCounters(dispatcher.clone())));

@@ -8,12 +8,13 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::workers::{Directive, Heartbeat, Leads, WorkReport, WorkerMetrics},
+    store::workers::{Directive, Heartbeat, Leadership, WorkReport, WorkerMetrics},
 };
 
 use super::{
-    Worker, WorkerConfig,
+    config::WorkerConfig,
     drain_rate::{Done, DrainRate},
+    setup::Worker,
 };
 use crate::{
     machine,
@@ -27,7 +28,7 @@ const FASTEST_FROM_S: f64 = 0.5;
 /// Returns the directive before the first answer: a worker with operators waits for it, since its
 /// queue may be paused; others start at once.
 pub(super) fn initial_directive(has_operations: bool) -> Directive {
-    let leads = if has_operations { Leads::default() } else { Leads::ALL };
+    let leads = if has_operations { Leadership::default() } else { Leadership::ALL };
     Directive { drain: false, paused: has_operations, leads }
 }
 
@@ -104,15 +105,16 @@ impl HeartbeatTask {
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {
                     heard_at = now;
+                    self.metrics.heartbeat_recorded();
                     self.directive
                         .send_if_modified(|old| std::mem::replace(old, directive) != directive);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "heartbeat not recorded");
-                    if heard_at.elapsed() >= Leads::LEASE {
+                    if heard_at.elapsed() >= Leadership::LEASE {
                         // Another worker leads by now.
                         self.directive.send_if_modified(|directive| {
-                            std::mem::take(&mut directive.leads) != Leads::default()
+                            std::mem::take(&mut directive.leads) != Leadership::default()
                         });
                     }
                 }

@@ -11,11 +11,13 @@ use tokio::{
 use tritmill_queue::store::workers::Directive;
 
 use super::{
-    Device, Mode, Stop, Worker, WorkerError,
+    config::{Mode, Stop},
+    error::WorkerError,
     heartbeat::{self, HeartbeatTask},
     maintenance,
     reconciler::Reconciler,
     sampling,
+    setup::{Device, Worker},
     shell::Shell,
 };
 use crate::engine_thread::Turns;
@@ -68,7 +70,7 @@ impl Presence {
         turns: &Turns,
         stop: watch::Receiver<Stop>,
     ) -> impl Future<Output = Result<(), WorkerError>> + Send + use<> {
-        let turns = devices.iter().map(|device| turns.of(&device.name)).collect();
+        let turns = devices.iter().map(|device| turns.turn(&device.name)).collect();
         Shell::run(Arc::clone(&self.worker), devices, turns, stop, self.directive.clone())
     }
 

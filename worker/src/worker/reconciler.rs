@@ -11,8 +11,8 @@
 //!
 //! Every worker has a reconciler. What concerns all queues is done by the worker that leads the store, what
 //! concerns one queue by the one that leads the queue; both are chosen by heartbeats. Nothing goes wrong if
-//! two do it at a time: without a database every worker leads, and when a refill of another worker makes no
-//! progress, this one refills.
+//! two do it at a time: when a refill of another worker makes no progress, this one refills. A worker without
+//! heartbeats, in one process with its store, leads both.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ use tritmill_queue::{
     store::{RECONCILED_MAX, workers::Directive},
 };
 
-use super::{Worker, WorkerError};
+use super::{error::WorkerError, setup::Worker};
 use crate::metrics::Metrics;
 
 const INTERVAL: Duration = Duration::from_secs(1);

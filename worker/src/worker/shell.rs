@@ -15,14 +15,17 @@ use tokio::{
 use tritmill_queue::store::workers::Directive;
 
 use super::{
-    Committed, Device, Stop, Worker, WorkerError,
+    committed::Committed,
+    config::Stop,
     core::{
         Core, CoreSetup, check_interval,
         io::{Command, Input, Submission},
         policy::Policy,
     },
+    error::WorkerError,
     event_publisher::{self, EventSender},
     heartbeat,
+    setup::{Device, Worker},
 };
 use crate::engine_thread::{EngineThread, Report, Turn};
 
@@ -75,7 +78,7 @@ impl Shell {
         };
         let devices = devices.into_iter().zip(turns).enumerate();
         let threads = devices.map(start).collect::<Result<_, _>>();
-        let policy = Policy::of(worker.config.mode, worker.config.lease);
+        let policy = Policy::for_mode(worker.config.mode, worker.config.lease);
         let setup = CoreSetup {
             policy,
             served: Arc::clone(&worker.served),
@@ -169,8 +172,8 @@ impl Shell {
                     pull.abort();
                 }
             }
-            Command::Submit(Submission { device, held, request, stream }) => {
-                if !self.threads[device].submit(held, request, stream) {
+            Command::Submit(Submission { device, held, requests, stream }) => {
+                if !self.threads[device].submit(held, requests, stream) {
                     self.inputs.push_back(Input::NotSubmitted(held));
                 }
             }

@@ -107,7 +107,7 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
             LogitsFor::Nothing => 0,
             LogitsFor::Last | LogitsFor::Largest(_) => 1,
             LogitsFor::All => chunk.tokens.len(),
-            LogitsFor::Each(rankings, _) => rankings.len(),
+            LogitsFor::Draws(draws) => draws.len(),
         };
         logits.extend(vec![0.0; chunks.iter().map(rows).sum::<usize>() * 1000]);
         Ok(())

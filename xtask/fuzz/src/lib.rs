@@ -11,7 +11,11 @@ use std::path::{Path, PathBuf};
 
 use tritmill_client::{LineReader, parse_line};
 use tritmill_engine::{
-    files::{gguf as gguf_file, hf_config, safetensors as safetensors_file, shard_names},
+    files::{
+        gguf as gguf_file,
+        hugging_face::{config as hf_config, safetensors as safetensors_file},
+        shard_names,
+    },
     tokenizer::TokenizerConfig,
 };
 use tritmill_queue::QueueName;
@@ -69,7 +73,7 @@ pub fn safetensors(data: &[u8]) {
         b'c' => drop(hf_config::parse(data)),
         b'g' => drop(hf_config::parse_generation_eos(data, 1024)),
         b'i' => drop(shard_names("fuzzed", data)),
-        b't' => drop(TokenizerConfig::parse(data)),
+        b't' => drop(TokenizerConfig::parse(Some(data), None)),
         _ => {
             for tensor in safetensors_file::parse("fuzzed", data).unwrap_or_default() {
                 assert!(tensor.range.end <= data.len(), "tensors lie inside the file");

@@ -53,7 +53,7 @@ impl Statistics {
     }
 
     /// Measures, in a thread, how long the jobs of a worker that was just killed stay with it.
-    pub fn measure_recovery(&mut self, owner: &str, ports: Vec<u16>) {
+    pub fn measure_recovery(&mut self, owner: &str, port: u16) {
         self.workers_killed += 1;
         let (times, killed_at) = (Arc::clone(&self.recoveries_ms), Instant::now());
         let sql =
@@ -62,7 +62,7 @@ impl Statistics {
             let mut had_jobs = false;
             // Postgres may be down for part of this time.
             while killed_at.elapsed() < RECOVERY_LIMIT {
-                match sum(&ports, &sql) {
+                match number(port, &sql) {
                     Ok(0) => break,
                     Ok(_) => had_jobs = true,
                     Err(_) => {}
@@ -120,38 +120,33 @@ pub fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
     String::from_utf8(output.stdout)?.trim().parse().with_context(|| sql.to_owned())
 }
 
-/// Returns the sum of a number over several databases.
-fn sum(ports: &[u16], sql: &str) -> anyhow::Result<u64> {
-    ports.iter().map(|port| number(*port, sql)).sum()
-}
-
 /// Checks rows, usage and leases in Postgres, then waits until the streams in Redis are empty.
 pub fn run(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
-    let ports = &cluster.database_ports();
+    let port = cluster.postgres.port();
     let expected = (cluster.batches_started * LINES) as u64;
-    let results = sum(ports, "SELECT count(*) FROM results")?;
+    let results = number(port, "SELECT count(*) FROM results")?;
     let lost = "SELECT count(*) FROM all_jobs WHERE id NOT IN (SELECT job_id FROM results)";
     let duplicated = results.saturating_sub(expected);
-    cluster.statistics.lost_and_duplicated = Some((sum(ports, lost)?, duplicated));
+    cluster.statistics.lost_and_duplicated = Some((number(port, lost)?, duplicated));
     let unfinished = "SELECT count(*) FROM all_jobs WHERE state NOT IN ('completed', 'failed', \
                       'cancelled', 'expired')";
-    let unfinished = sum(ports, unfinished)?;
+    let unfinished = number(port, unfinished)?;
     ensure!(unfinished == 0, "{unfinished} jobs are not in a terminal state");
-    let failed = sum(ports, "SELECT count(*) FROM all_jobs WHERE state <> 'completed'")?;
+    let failed = number(port, "SELECT count(*) FROM all_jobs WHERE state <> 'completed'")?;
     ensure!(failed == 0, "{failed} jobs are not completed");
-    let jobs = sum(ports, "SELECT count(*) FROM all_jobs")?;
+    let jobs = number(port, "SELECT count(*) FROM all_jobs")?;
     ensure!(jobs == results, "{jobs} jobs have {results} results");
     // A producer that is killed between its file and the store submits with new ids: those jobs are
     // extra, and each has its own result.
     ensure!(jobs >= expected, "{jobs} jobs of {expected} lines");
-    let leases = sum(ports, "SELECT count(*) FROM all_jobs WHERE lease_until IS NOT NULL")?;
+    let leases = number(port, "SELECT count(*) FROM all_jobs WHERE lease_until IS NOT NULL")?;
     ensure!(leases == 0, "{leases} leases are left");
-    let tokens = sum(ports, "SELECT coalesce(sum(completion_tokens), 0) FROM results")?;
+    let tokens = number(port, "SELECT coalesce(sum(completion_tokens), 0) FROM results")?;
     let generated = tokens_of(&cluster.expected)? * cluster.batches_started as u64;
     ensure!(tokens == generated, "{tokens} tokens are recorded, {generated} were generated");
     cluster.statistics.results = results;
     cluster.statistics.completion_tokens = tokens;
-    let charged = sum(ports, "SELECT count(*) FROM all_jobs WHERE attempts > 0")?;
+    let charged = number(port, "SELECT count(*) FROM all_jobs WHERE attempts > 0")?;
     cluster.statistics.charged = charged;
     // A job pays for the loss of a worker that runs it alone, after two other losses.
     ensure!(charged == 0 || faults == Faults::All, "{charged} jobs spent an attempt");
@@ -186,10 +181,8 @@ fn tokens_of(answers: &[String]) -> anyhow::Result<u64> {
 fn stream_entries(node: &Redis) -> anyhow::Result<Vec<String>> {
     let mut left = Vec::new();
     for key in node.command(&["--scan", "--pattern", "tm:*"])? {
-        // Events expire; rings may be left, also the one entry of release 0.1.
-        let ignored =
-            key.starts_with("tm:ev:") || key.ends_with(":bells") || key.ends_with(":bell");
-        if ignored || node.command(&["TYPE", &key])? != ["stream"] {
+        // Events expire.
+        if key.starts_with("tm:events:") || node.command(&["TYPE", &key])? != ["stream"] {
             continue;
         }
         let length = node.command(&["XLEN", &key])?.concat();

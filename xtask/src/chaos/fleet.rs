@@ -10,7 +10,6 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use tritmill_servers::Signal;
 
 use crate::page;
 
@@ -121,37 +120,6 @@ impl Worker {
 fn field(line: &str, name: &str) -> Option<String> {
     let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
     rest.split_once('"').map(|(value, _)| value.to_owned())
-}
-
-/// An admin process.
-pub struct Admin {
-    process: Process,
-    listen: String,
-}
-
-impl Admin {
-    pub fn start(environment: &Environment) -> anyhow::Result<Self> {
-        let mut command = environment.command(&["admin", "--json", "--listen", "127.0.0.1:0"])?;
-        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start an admin")?;
-        let stdout = child.stdout.take().context("an admin has no standard output")?;
-        let process = Process(child);
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        let listen = field(&line, "listen").with_context(|| format!("an admin says '{line}'"))?;
-        Ok(Self { process, listen })
-    }
-
-    pub fn url(&self) -> String {
-        format!("http://{}", self.listen)
-    }
-
-    /// Ends the admin and checks its exit code.
-    pub fn stop(mut self) -> anyhow::Result<()> {
-        Signal::Terminate.send(self.process.0.id())?;
-        let status = self.process.0.wait().context("cannot wait for an admin")?;
-        ensure!(status.success(), "an admin ended with {status}");
-        Ok(())
-    }
 }
 
 /// A `batch run` that is restarted until it succeeds.

@@ -59,8 +59,8 @@ enum Repair {
     Thaw(u32),
     /// Starts the node of Redis with this index.
     StartRedis(usize),
-    /// Starts the database server with this index.
-    StartPostgres(usize),
+    /// Starts Postgres.
+    StartPostgres,
     /// Moves the next keys of the slot that moves.
     MoveKeys,
     /// Removes the delay of the proxy with this index.
@@ -91,18 +91,8 @@ impl Nemesis {
 
     /// Returns the index of a random node of Redis.
     fn node(&mut self, cluster: &Cluster) -> usize {
-        self.one_of(cluster.redis.nodes().len())
-    }
-
-    /// Returns the index of a random database.
-    fn database(&mut self, cluster: &Cluster) -> usize {
-        self.one_of(cluster.postgres.len())
-    }
-
-    /// Returns a random index below `count`.
-    fn one_of(&mut self, count: usize) -> usize {
-        match count {
-            // Takes no random number: a seed of earlier releases gives the same faults.
+        match cluster.redis.nodes().len() {
+            // One node takes no random number.
             1 => 0,
             count => self.random.below(count),
         }
@@ -130,7 +120,7 @@ impl Nemesis {
         }
         self.next_fault_at = Instant::now() + self.time_between(50, PAUSE_MS);
         let redis_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartRedis(_)));
-        let store_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartPostgres(_)));
+        let store_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartPostgres));
         let kinds = if self.redis == Setup::Server { 100 } else { 112 };
         match self.random.below(kinds) {
             0..32 if self.faults == Faults::All => self.kill_worker(cluster),
@@ -150,15 +140,13 @@ impl Nemesis {
             }
             64..69 if !store_down => {
                 self.count("postgres killed");
-                let database = self.database(cluster);
-                cluster.postgres[database].kill();
-                self.repair_after(Repair::StartPostgres(database), 50, 3000);
+                cluster.postgres.kill();
+                self.repair_after(Repair::StartPostgres, 50, 3000);
             }
             69..72 if !store_down => {
                 self.count("postgres away for longer than a lease");
-                let database = self.database(cluster);
-                cluster.postgres[database].kill();
-                self.repair_after(Repair::StartPostgres(database), LEASE_MS, LEASE_MS * 4);
+                cluster.postgres.kill();
+                self.repair_after(Repair::StartPostgres, LEASE_MS, LEASE_MS * 4);
             }
             72..75 if !store_down && !redis_down => {
                 self.count("both servers killed");
@@ -166,10 +154,8 @@ impl Nemesis {
                     cluster.redis.kill(node);
                     self.repair_after(Repair::StartRedis(node), 50, LEASE_MS * 2);
                 }
-                for database in 0..cluster.postgres.len() {
-                    cluster.postgres[database].kill();
-                    self.repair_after(Repair::StartPostgres(database), 50, LEASE_MS * 2);
-                }
+                cluster.postgres.kill();
+                self.repair_after(Repair::StartPostgres, 50, LEASE_MS * 2);
             }
             75..80 => {
                 self.count("a server hangs with its connections open");
@@ -225,7 +211,7 @@ impl Nemesis {
             // 1: Postgres was killed meanwhile.
             ensure!(matches!(status.code(), Some(0 | 1)), "pg_dump ended with {status}");
         }
-        let port = cluster.postgres[self.database(cluster)].port().to_string();
+        let port = cluster.postgres.port().to_string();
         let mut command = Command::new("pg_dump");
         command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &port, "-Fc", "-f", "/dev/null"]);
         command.stdin(Stdio::null()).stderr(Stdio::null());
@@ -246,7 +232,7 @@ impl Nemesis {
             worker.process.kill();
             self.count("workers killed");
             let owner = worker.owner.clone();
-            cluster.statistics.measure_recovery(&owner, cluster.database_ports());
+            cluster.statistics.measure_recovery(&owner, cluster.postgres.port());
             cluster.restart_at[index] = Some(Instant::now() + self.time_between(0, 1500));
             cluster.remove_worker(index);
         }
@@ -280,7 +266,7 @@ impl Nemesis {
                 // The process may have been killed in the meantime.
                 Repair::Thaw(pid) => drop(Signal::Continue.send(pid)),
                 Repair::StartRedis(node) => cluster.redis.restart(node)?,
-                Repair::StartPostgres(database) => cluster.postgres[database].restart()?,
+                Repair::StartPostgres => cluster.postgres.restart()?,
                 Repair::EndSilence(proxy) => cluster.proxies[proxy].set_silent(false),
                 Repair::RemoveDelay(proxy) => cluster.proxies[proxy].set_delay(Duration::ZERO),
                 Repair::MoveKeys => {

@@ -17,7 +17,6 @@ Usage: cargo xtask chaos [OPTIONS]
   --faults F     all; or servers: nothing happens to workers, and no job may spend an attempt (all)
   --redis R      server; cluster: two nodes and queues in four shards; sentinel: a master, a replica
                  and a Sentinel (server)
-  --databases N  number of Postgres servers among which jobs are spread (1)
 
 Faults:
   workers and producers are killed; a worker hangs for longer than its lease
@@ -41,8 +40,6 @@ pub struct Options {
     pub attempts: u32,
     pub faults: Faults,
     pub redis: Setup,
-    /// Number of Postgres servers.
-    pub databases: usize,
 }
 
 pub fn parse(arguments: &[String]) -> anyhow::Result<Options> {
@@ -54,7 +51,6 @@ pub fn parse(arguments: &[String]) -> anyhow::Result<Options> {
         attempts: 1000,
         faults: Faults::All,
         redis: Setup::Server,
-        databases: 1,
     };
     let mut arguments = arguments.iter();
     while let Some(name) = arguments.next() {
@@ -67,14 +63,12 @@ pub fn parse(arguments: &[String]) -> anyhow::Result<Options> {
             "--attempts" => options.attempts = value.parse().with_context(number)?,
             "--faults" => options.faults = value.parse()?,
             "--redis" => options.redis = value.parse()?,
-            "--databases" => options.databases = value.parse().with_context(number)?,
             _ => bail!("unknown option {name}; cargo xtask chaos --help lists the options"),
         }
     }
     let minutes = options.minutes;
     ensure!(minutes > 0.0 && minutes < 10_000.0, "--minutes must be above 0 and below 10000");
     ensure!((1..=64).contains(&options.workers), "--workers must be from 1 to 64");
-    ensure!((1..=8).contains(&options.databases), "--databases must be from 1 to 8");
     ensure!(options.attempts > 0, "--attempts must be above 0");
     Ok(options)
 }
@@ -86,8 +80,8 @@ mod tests {
     #[test]
     fn options_are_parsed() {
         let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
-        let text = "--minutes 0.5 --seed 7 --workers 1 --attempts 3 --faults servers --redis cluster \
-                    --databases 2";
+        let text =
+            "--minutes 0.5 --seed 7 --workers 1 --attempts 3 --faults servers --redis cluster";
         let expected = Options {
             minutes: 0.5,
             seed: 7,
@@ -95,18 +89,11 @@ mod tests {
             attempts: 3,
             faults: Faults::Servers,
             redis: Setup::Cluster,
-            databases: 2,
         };
         assert_eq!(parse(&words(text)).expect("all are given"), expected);
-        for text in [
-            "--minutes",
-            "--minutes x",
-            "--speed 1",
-            "--minutes 0",
-            "--faults none",
-            "--redis two",
-            "--databases 0",
-        ] {
+        for text in
+            ["--minutes", "--minutes x", "--speed 1", "--minutes 0", "--faults none", "--redis two"]
+        {
             assert!(parse(&words(text)).is_err(), "{text}");
         }
     }

@@ -13,7 +13,7 @@ const KERNELS: [&str; 7] = [
     "linear_tile",
     "attend8_f16",
 ];
-const WORDS: &str = "bench engine --batch 1,32,64 --prompt 128 --generate 1 --repetitions 1";
+const WORDS: &str = "bench engine --gpu-kernels experimental --batch 1,32,64 --prompt 128 --generate 1 --repetitions 1";
 /// Metrics of a launch: time, and the shares of the device's rates.
 const METRICS: [&str; 5] = [
     "gpu__time_duration.sum",

@@ -33,11 +33,11 @@ impl Programs {
         let [_, tritmill, tests] = PACKED.map(|name| folder.join(name));
         let packed = tests.exists();
         let tritmill = if packed { tritmill } else { build()? };
-        Ok(Self { tests: packed.then_some(tests), ..Self::of(tritmill) })
+        Ok(Self { tests: packed.then_some(tests), ..Self::from_command_line(tritmill) })
     }
 
     /// Creates a command line without tests beside it.
-    pub fn of(tritmill: PathBuf) -> Self {
+    pub fn from_command_line(tritmill: PathBuf) -> Self {
         Self { tritmill, tests: None, driver: None, deadline: None }
     }
 

@@ -19,7 +19,7 @@ pub fn run() -> anyhow::Result<()> {
 
 /// Rehearses parts with a program; reports go to `results`.
 fn rehearse(tritmill: PathBuf, parts: &[Part], results: PathBuf) -> anyhow::Result<()> {
-    let programs = Programs::of(tritmill).with_driver(emulated_driver()?);
+    let programs = Programs::from_command_line(tritmill).with_driver(emulated_driver()?);
     let place = Place { device: "cuda:0".to_owned(), programs, is_rehearsal: true, results };
     run_parts(place, parts)
 }

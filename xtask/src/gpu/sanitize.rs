@@ -10,7 +10,8 @@ const SANITIZER: &str = "compute-sanitizer";
 const TOOLS: [&str; 3] = ["memcheck", "racecheck", "synccheck"];
 /// Prefills of 70 and 280 rows take the kernels with tiles, decodes of two and eight sequences the ones for few rows, with one
 /// kernel of attention and with two.
-const WORDS: &str = "bench engine --batch 2,8 --prompt 35 --generate 1 --repetitions 1";
+const WORDS: &str =
+    "bench engine --gpu-kernels experimental --batch 2,8 --prompt 35 --generate 1 --repetitions 1";
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
     if !programs::is_installed(SANITIZER) {

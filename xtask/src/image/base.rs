@@ -50,7 +50,7 @@ pub struct Bases {
 
 impl Bases {
     /// Reads the names from the Dockerfile.
-    pub fn of(dockerfile: &str) -> anyhow::Result<Self> {
+    pub fn from_dockerfile(dockerfile: &str) -> anyhow::Result<Self> {
         let named = |name: &str| {
             let images = dockerfile.lines().filter_map(|line| line.strip_prefix("FROM "));
             let image = images.filter_map(|rest| rest.split(' ').next()).find_map(|image| {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn bases_are_read_from_the_dockerfile() {
-        let bases = Bases::of(&super::super::dockerfile().expect("it is there"));
+        let bases = Bases::from_dockerfile(&super::super::dockerfile().expect("it is there"));
         let bases = bases.expect("it has a stage of each");
         assert!(bases.debian.starts_with("docker.io/library/debian:"), "{bases:?}");
         assert!(bases.release.chars().all(|c| c.is_ascii_lowercase()), "{bases:?}");
@@ -165,6 +165,6 @@ mod tests {
             bases.debian.strip_suffix("-slim").and_then(|d| d.split(':').nth(1)),
             Some(&*bases.release)
         );
-        assert!(Bases::of("FROM debian:bookworm-slim").is_err());
+        assert!(Bases::from_dockerfile("FROM debian:bookworm-slim").is_err());
     }
 }

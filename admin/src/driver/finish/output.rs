@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use tritmill_queue::{
-    StoreError, Timestamp,
-    store::{
-        Batch, FileId, FrontStore,
-        batch_steps::{AssemblyState, FileChunk, OutputPart},
-        files::{FILE_CHUNK_BYTES, FilePurpose, StoredFile},
-    },
+use tritmill_queue::{StoreError, Timestamp};
+
+use crate::store::{
+    Batch, FileId, FrontStore,
+    batch_steps::FileChunk,
+    files::{FILE_CHUNK_BYTES, FilePurpose, StoredFile},
+    step_state::{AssemblyState, OutputPart},
 };
 
 const CHUNK_BYTES: u64 = FILE_CHUNK_BYTES as u64;
@@ -63,7 +63,7 @@ impl Output {
             Some(part) => part,
             None => {
                 let file = StoredFile {
-                    id: FileId::generate_in(batch.id.database()),
+                    id: FileId::generate(),
                     tenant: batch.tenant.clone(),
                     purpose: FilePurpose::BatchOutput,
                     filename: format!("{}_{kind}.jsonl", batch.id),

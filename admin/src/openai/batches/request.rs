@@ -7,14 +7,12 @@ use tritmill_client::{
     Endpoint, Fields,
     http::{AddressPolicy, check_target},
 };
-use tritmill_queue::{
-    Priority,
-    store::webhooks::{Webhook, WebhookSecret},
-};
+use tritmill_queue::Priority;
 
 use crate::{
     ApiError,
     openai::files::{EXPIRES_S, invalid_expiry},
+    store::webhooks::{Webhook, WebhookSecret},
     webhooks::signature,
 };
 

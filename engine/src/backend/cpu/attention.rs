@@ -1,10 +1,10 @@
 //! RoPE, KV writes and attention of a step.
 
 use super::{
+    backend::CpuBackend,
     buffers::{AttentionTask, Buffers, ROWS_PER_TASK, Row, Scratch, resized, with_scratch},
     disjoint::Disjoint,
     kv_store::KvLayer,
-    load::CpuBackend,
 };
 use crate::{
     backend::Chunk,

@@ -2,9 +2,9 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use super::linears::TileTask;
+use super::tiles::TileTask;
 use crate::{
-    backend::{Chunk, Ranking},
+    backend::{Chunk, Largest},
     kernels::{Activations, GroupActivations},
 };
 
@@ -68,7 +68,7 @@ pub(super) struct Buffers {
     pub written: Vec<u64>,
     pub head_rows: Vec<HeadRow>,
     /// The tokens to find for each row with some of the largest.
-    pub rankings: Vec<Ranking>,
+    pub questions: Vec<Largest>,
     pub head_rows_all: Vec<f32>,     // (rows with all logits, hidden)
     pub head_rows_largest: Vec<f32>, // (rows with some of the largest, hidden)
     /// The rows with all logits, as the input of a ternary head.

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{buffers::Buffers, disjoint::Disjoint, linears::Source, load::CpuBackend};
+use super::{backend::CpuBackend, buffers::Buffers, disjoint::Disjoint, linears::Source};
 use crate::{
-    backend::{
-        Above, Backend, Chunk, CopyError, KeptRow, Logits, Rest, StepError, TokenLogit, positions,
-    },
+    backend::{Backend, Chunk, CopyError, Logits, ScreenedRow, Screening, StepError, positions},
     config::Linear,
     kernels::float::KvElement,
     kv::BlockId,
+    sampling::{Remainder, Threshold, TokenLogit},
 };
 
 impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
@@ -26,28 +25,8 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         Ok(())
     }
 
-    fn tokens_above(
-        &mut self,
-        kept: KeptRow<'_>,
-        above: Above,
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<Option<Rest>, StepError> {
-        Ok(self.find_above(kept, above, found))
-    }
-
-    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
-        self.all_logits_of(kept.hidden, logits);
-        Ok(())
-    }
-
-    fn token_logits(
-        &mut self,
-        kept: KeptRow<'_>,
-        tokens: &[u32],
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<(), StepError> {
-        self.logits_of_tokens(kept, tokens, found);
-        Ok(())
+    fn as_screening(&mut self) -> Option<&mut dyn Screening> {
+        Some(self)
     }
 
     fn ready_blocks(&mut self, count: usize) {
@@ -92,6 +71,32 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
 
     fn numerics_class(&self) -> &str {
         &self.numerics_class
+    }
+}
+
+impl<E: KvElement + bytemuck::Pod> Screening for CpuBackend<E> {
+    fn at_least(
+        &mut self,
+        row: ScreenedRow<'_>,
+        threshold: Threshold,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Remainder>, StepError> {
+        Ok(self.find_at_least(row, threshold, found))
+    }
+
+    fn logits_of(
+        &mut self,
+        row: ScreenedRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        self.logits_of_tokens(row, tokens, found);
+        Ok(())
+    }
+
+    fn all(&mut self, row: ScreenedRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
+        self.all_logits_of(row.hidden, logits);
+        Ok(())
     }
 }
 

@@ -1,28 +1,17 @@
-//! The head: the last part of a step, and its weights, in the file's precision or as int8. A ternary head is a linear
-//! ([`super::ternary_head`]).
-
-use std::sync::Arc;
+//! The weights of the head, in the file's precision, as int8 or as packed trits, with the copies of its screen.
 
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::{
     HeadMode,
-    buffers::{Buffers, HeadRow, Scratch, resized, with_scratch},
-    disjoint::Disjoint,
-    load::CpuBackend,
-    memory,
-    packed_file::{Damaged, PackedReader, Sections, check_group},
-    screen::{Screen, ScreenInput},
+    screen::copies::Screen,
+    sections::{Damaged, PackedReader, Sections, check_group},
 };
 use crate::{
-    backend::{Above, Chunk, KeptRow, Logits, Ranking, Rest, TokenLogit},
     files::{Dense, DenseType, Model, ModelError},
     formats::{Format, PackedMatrix, memory::AlignedBytes},
-    kernels::{
-        Isa,
-        float::{FloatKernels, KvElement},
-    },
+    kernels::{Isa, float::FloatKernels},
 };
 
 /// Head rows per kernel call and task.
@@ -32,124 +21,6 @@ pub const HEAD_ROWS: usize = 64;
 const COPY_BYTES: usize = 32 << 20;
 
 const _: () = assert!(cfg!(target_endian = "little"), "model files are little-endian");
-
-impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// Computes the final norm and the head for the rows that the chunks request.
-    pub(super) fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) {
-        let weights = Arc::clone(&self.weights);
-        let (config, head) = (weights.config(), &weights.head);
-        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
-        let Buffers { residual, head_rows, rankings, head_rows_all, head_rows_largest, .. } =
-            &mut self.buffers;
-        head_rows.clear();
-        rankings.clear();
-        let mut first = 0;
-        for chunk in chunks {
-            let last = first + chunk.tokens.len();
-            let pays = |ranking: &Ranking| head.screen().is_some_and(|s| s.pays_for(ranking.count));
-            for (row, ranking) in chunk.logits.wanted(first..last) {
-                let ranking = ranking.filter(pays);
-                let all = ranking.is_none();
-                let place = if all { head_rows.len() - rankings.len() } else { rankings.len() };
-                head_rows.push(HeadRow { row, all, place });
-                rankings.extend(ranking);
-            }
-            first = last;
-        }
-        head_rows_all.resize((head_rows.len() - rankings.len()) * hidden, 0.0);
-        head_rows_largest.resize(rankings.len() * hidden, 0.0);
-        let (all_out, largest_out) =
-            (Disjoint::new(head_rows_all), Disjoint::new(head_rows_largest));
-        let kernels = self.kernels;
-        self.pool.run(head_rows.len(), &|task| {
-            let HeadRow { row, all, place } = head_rows[task];
-            let out = if all { all_out } else { largest_out };
-            // SAFETY: each task has a different place.
-            let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
-            let x = &residual[row * hidden..(row + 1) * hidden];
-            kernels.rms_norm(x, &weights.final_norm, config.stream_norm_eps(), out);
-        });
-        logits.clear(vocab);
-        logits.lay_out(head_rows.iter().map(|row| row.all));
-        if let Some(screen) = head.screen() {
-            let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
-            let input = ScreenInput { head, kernels, isa, xs, rankings };
-            let kept = logits.keep(rankings.iter().map(|ranking| ranking.keeps));
-            screen.largest(&input, kept, &mut self.pool, &mut self.screen_state);
-            logits.set_largest(self.screen_state.found());
-        }
-        self.whole_head(head, vocab, logits.all_mut());
-    }
-
-    /// Finds the tokens of a position with at least a logit: see [`Backend::tokens_above`](crate::backend::Backend).
-    pub(super) fn find_above(
-        &mut self,
-        kept: KeptRow<'_>,
-        above: Above,
-        found: &mut Vec<TokenLogit>,
-    ) -> Option<Rest> {
-        let weights = Arc::clone(&self.weights);
-        let (head, kernels) = (&weights.head, self.kernels);
-        let screen = head.screen()?;
-        let rankings = &[Ranking::largest(1)];
-        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, rankings };
-        let rest = screen.above(&input, kept, above, &mut self.pool, &mut self.screen_state)?;
-        found.clear();
-        found.extend(self.screen_state.found().flatten());
-        Some(rest)
-    }
-
-    /// Computes the logits of some tokens: see [`Backend::token_logits`](crate::backend::Backend).
-    pub(super) fn logits_of_tokens(
-        &mut self,
-        kept: KeptRow<'_>,
-        tokens: &[u32],
-        found: &mut Vec<TokenLogit>,
-    ) {
-        let weights = Arc::clone(&self.weights);
-        let (head, kernels) = (&weights.head, self.kernels);
-        let screen = head.screen().expect("positions are kept by screens only");
-        let rankings = &[Ranking::largest(1)];
-        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, rankings };
-        screen.logits_of(&input, tokens, &mut self.pool, &mut self.screen_state);
-        found.extend(self.screen_state.found().flatten());
-    }
-
-    /// Computes all logits of one hidden row, after the norm. // (vocab,)
-    pub(super) fn all_logits_of(&mut self, hidden: &[f32], logits: &mut Vec<f32>) {
-        let weights = Arc::clone(&self.weights);
-        let vocab = weights.config().vocab_size;
-        self.buffers.head_rows_all.clear();
-        self.buffers.head_rows_all.extend_from_slice(hidden);
-        logits.resize(vocab, 0.0);
-        self.whole_head(&weights.head, vocab, logits);
-    }
-
-    /// Computes all logits of `head_rows_all`. // (rows, vocab)
-    fn whole_head(&mut self, head: &Head, vocab: usize, logits: &mut [f32]) {
-        if let Some(matrix) = head.ternary() {
-            return self.ternary_head(matrix, logits);
-        }
-        let n = logits.len() / vocab;
-        let out = Disjoint::new(logits);
-        let (kernels, xs) = (self.kernels, &self.buffers.head_rows_all);
-        let tasks = if n == 0 { 0 } else { vocab.div_ceil(HEAD_ROWS) };
-        self.pool.run(tasks, &|task| {
-            let first = task * HEAD_ROWS;
-            let count = HEAD_ROWS.min(vocab - first);
-            with_scratch(|scratch| {
-                let Scratch { floats, more_floats, .. } = scratch;
-                let floats = resized(floats, n * count);
-                head.logits(kernels, first, count, xs, more_floats, floats);
-                for (row, part) in floats.chunks_exact(count).enumerate() {
-                    let start = row * vocab + first;
-                    // SAFETY: each task writes its own columns.
-                    unsafe { out.part(start..start + count) }.copy_from_slice(part);
-                }
-            });
-        });
-    }
-}
 
 enum Rows {
     /// As in the file. Quantized blocks are dequantized row by row when they are used.
@@ -194,7 +65,7 @@ impl Head {
     /// If the matrix is ternary and cannot be decoded.
     pub fn load(model: &Model, format: Format, mode: HeadMode) -> Result<Self, ModelError> {
         let Some(matrix) = model.ternary_head()? else {
-            return Ok(Self::of(model.head(), mode, || model.release_pages()));
+            return Ok(Self::from_dense(model.head(), mode, || model.release_pages()));
         };
         let packed = PackedMatrix::pack_matrix(format, &matrix)
             .expect("the reader returns trits of the stated shape");
@@ -203,12 +74,12 @@ impl Head {
     }
 
     /// Copies a matrix; calls `release` after each [`COPY_BYTES`] read.
-    pub fn of(dense: Dense<'_>, mode: HeadMode, release: impl Fn()) -> Self {
+    pub fn from_dense(dense: Dense<'_>, mode: HeadMode, release: impl Fn()) -> Self {
         let rows = match mode {
             HeadMode::Q8 => quantize_rows(dense),
             HeadMode::Exact | HeadMode::Full => Rows::copied(dense, release),
         };
-        let screen = (mode == HeadMode::Exact).then(|| Screen::of(dense)).flatten();
+        let screen = (mode == HeadMode::Exact).then(|| Screen::from_dense(dense)).flatten();
         Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
     }
 
@@ -261,11 +132,10 @@ impl Head {
         Ok(Self { rows, screen, vocab_size, hidden_size })
     }
 
-    /// Returns the memory in bytes that [`Self::load`] would take.
-    pub fn size_for(model: &Model, format: Format, mode: HeadMode) -> usize {
+    /// Returns the memory in bytes that [`Self::load`] would take. `group` is that of a ternary head.
+    pub fn size_for(model: &Model, format: Format, mode: HeadMode, group: Option<usize>) -> usize {
         let dense = model.head();
         if model.config().ternary_tables {
-            let group = memory::group_of(model.config(), dense.cols);
             return PackedMatrix::size_for(format, dense.rows, dense.cols, group);
         }
         let rows = match mode {

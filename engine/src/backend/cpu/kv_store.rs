@@ -37,7 +37,7 @@ pub struct KvShape {
 
 impl KvShape {
     /// Returns the KV shape of a model.
-    pub fn of(config: &ModelConfig) -> Self {
+    pub fn from_config(config: &ModelConfig) -> Self {
         Self {
             layer_count: config.layer_count,
             kv_head_count: config.kv_head_count,

@@ -3,30 +3,19 @@
 use std::ops::Range;
 
 use super::{
+    backend::CpuBackend,
     buffers::{Buffers, Quantized, Scratch, resized, with_scratch},
     disjoint::Disjoint,
-    load::CpuBackend,
+    tiles::tile_tasks,
     weights::TernaryLinear,
 };
 use crate::{
-    formats::{PackedMatrix, TILE_ROWS},
+    formats::TILE_ROWS,
     kernels::{
         self, GroupShape, Isa,
         float::{Columns, FloatKernels, KvElement, Sums, Values},
     },
 };
-
-/// Bytes of weights per task: small enough that threads finish at nearly the same time, large enough
-/// that the cost of distributing tasks is negligible.
-const TASK_BYTES: usize = 40 << 10;
-/// Most tiles per task: the number that the kernels for many rows take together.
-const TASK_TILES: usize = 4;
-/// Most rows for which reading the weights dominates.
-const FEW_ROWS: usize = 7;
-/// Most rows for which vector kernels take two tiles together; with more rows they take four.
-const PAIR_ROWS: usize = 64;
-/// Most tiles per task with AMX: a task reads all activations, which may come from the third cache.
-const AMX_TASK_TILES: usize = 16;
 
 /// Weights and epsilon of a norm.
 type Norm<'a> = (&'a [f32], f32);
@@ -109,42 +98,6 @@ fn add_bias(bias: Option<&[f32]>, stride: usize, values: &mut [f32]) {
     for row in values.chunks_exact_mut(stride) {
         for (value, bias) in row.iter_mut().zip(bias.unwrap_or_default()) {
             *value += bias;
-        }
-    }
-}
-
-/// Index of a matrix, and a range of its tiles.
-pub(super) type TileTask = (usize, Range<usize>);
-
-/// Cuts the tiles of matrices into tasks, in order. Each thread's share ends with smaller tasks, so that
-/// threads finish at nearly the same time.
-pub(super) fn tile_tasks(
-    isa: Isa,
-    matrices: &[&PackedMatrix],
-    rows: usize,
-    threads: usize,
-    tasks: &mut Vec<TileTask>,
-) {
-    let tiles_per_task = |matrix: &PackedMatrix| match (rows, isa) {
-        (..=FEW_ROWS, _) => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
-        (..=PAIR_ROWS, Isa::Amx) => AMX_TASK_TILES / 2,
-        (_, Isa::Amx) => AMX_TASK_TILES,
-        (..=PAIR_ROWS, _) => 2,
-        _ => TASK_TILES,
-    };
-    let total: usize = matrices.iter().map(|matrix| matrix.tile_count()).sum();
-    let (mut matrix, mut tile) = (0, 0);
-    tasks.clear();
-    for thread in 0..threads {
-        let mut left = (thread + 1) * total / threads - thread * total / threads;
-        while left > 0 {
-            let in_matrix = matrices[matrix].tile_count() - tile;
-            let count = tiles_per_task(matrices[matrix]).min(left.div_ceil(2)).min(in_matrix);
-            tasks.push((matrix, tile..tile + count));
-            (tile, left) = (tile + count, left - count);
-            if tile == matrices[matrix].tile_count() {
-                (matrix, tile) = (matrix + 1, 0);
-            }
         }
     }
 }
@@ -337,38 +290,5 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 products.add(kernels, unsafe { residual.columns(width, columns) });
             });
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::formats::Format;
-
-    #[test]
-    fn tasks_cover_every_tile_once_and_shrink_within_each_share() {
-        let matrix = |rows: usize| {
-            PackedMatrix::pack(Format::I2S, rows, 64, &vec![0; rows * 64])
-                .expect("the shape can be packed")
-        };
-        let (large, small) = (matrix(70 * TILE_ROWS), matrix(3 * TILE_ROWS + 1));
-        let mut tasks = Vec::new();
-        for (rows, largest) in [(32, 2), (512, TASK_TILES)] {
-            for threads in [1, 2, 3, 64, 200] {
-                tile_tasks(Isa::Avx512, &[&large, &small, &small], rows, threads, &mut tasks);
-                let tiles = tasks.iter().flat_map(|(matrix, tiles)| {
-                    assert!((1..=largest).contains(&tiles.len()));
-                    tiles.clone().map(move |tile| (*matrix, tile))
-                });
-                let all = [(0, 70), (1, 4), (2, 4)];
-                let all = all.into_iter().flat_map(|(m, count)| (0..count).map(move |t| (m, t)));
-                assert!(tiles.eq(all), "{threads} threads, {rows} rows");
-            }
-            tile_tasks(Isa::Avx512, &[&large], rows, 2, &mut tasks);
-            let sizes: Vec<usize> = tasks.iter().map(|(_, tiles)| tiles.len()).collect();
-            let (first, second) = sizes.split_at(sizes.len() / 2);
-            assert_eq!(first, second, "each of two threads has a half");
-            assert!(first.is_sorted_by(|a, b| a >= b) && first.ends_with(&[1]), "{first:?}");
-        }
     }
 }

@@ -5,88 +5,17 @@ use std::sync::Arc;
 use half::f16;
 
 use super::{
-    CpuOptions, KvType, SelfTestError,
-    buffers::Buffers,
-    kv_store::{KvShape, KvStore},
-    packed_file,
-    pool::Pool,
-    screen::ScreenState,
-    self_test, topology,
-    weights::Weights,
+    CpuOptions, KvType, SelfTestError, backend::CpuBackend, kv_store::KvShape, packed_file,
+    self_test, topology, weights::Weights,
 };
 use crate::{
     backend::{
         Backend,
         class::{self, Choices},
-        positions::Rope,
     },
     files::{Model, ModelError},
-    kernels::{
-        Digits, Isa,
-        float::{FloatKernels, KvElement},
-    },
+    kernels::{Digits, Isa, float::FloatKernels},
 };
-
-/// Weights, KV storage and threads of one CPU engine.
-pub(super) struct CpuBackend<E> {
-    pub weights: Arc<Weights>,
-    pub kernels: &'static FloatKernels,
-    pub isa: Isa,
-    pub pool: Pool,
-    pub kv: KvStore<E>,
-    pub block_count: usize,
-    pub numerics_class: String,
-    pub rope: Rope,
-    /// Digits of the activations of linears, for matrices with scales of groups.
-    pub digits: Digits,
-    pub buffers: Buffers,
-    pub screen_state: ScreenState,
-}
-
-impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// Makes the KV pool and starts the threads.
-    pub(super) fn new(
-        weights: Arc<Weights>,
-        kernels: &'static FloatKernels,
-        options: CpuOptions,
-        numerics_class: String,
-    ) -> Self {
-        let config = weights.config();
-        let kv = KvStore::new(KvShape::of(config), options.block_count);
-        let rope = Rope::of(config);
-        let digits = class::digits(config, options.activations);
-        Self {
-            weights,
-            kernels,
-            isa: options.isa,
-            pool: Pool::new(options.node, options.threads),
-            kv,
-            block_count: options.block_count,
-            numerics_class,
-            rope,
-            digits,
-            buffers: Buffers::default(),
-            screen_state: ScreenState::default(),
-        }
-    }
-
-    /// Returns a backend with the same weights, options and kernels, and this storage; it starts threads of its own.
-    pub(super) fn with_storage(&self, kv: KvStore<E>) -> Self {
-        Self {
-            weights: Arc::clone(&self.weights),
-            kernels: self.kernels,
-            isa: self.isa,
-            pool: Pool::new(self.pool.node(), self.pool.threads()),
-            kv,
-            block_count: self.block_count,
-            numerics_class: self.numerics_class.clone(),
-            rope: self.rope.clone(),
-            digits: self.digits,
-            buffers: Buffers::default(),
-            screen_state: ScreenState::default(),
-        }
-    }
-}
 
 /// An error that keeps the backend from starting.
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +62,7 @@ fn names_of_nodes() -> String {
 /// self-test.
 pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, LoadError> {
     let kernels =
-        FloatKernels::of(options.isa).ok_or(LoadError::IsaUnavailable { isa: options.isa })?;
+        FloatKernels::for_isa(options.isa).ok_or(LoadError::IsaUnavailable { isa: options.isa })?;
     if options.activations == Some(Digits::Two) && !model.config().group_scales {
         return Err(LoadError::ActivationsOfTraining);
     }
@@ -141,7 +70,7 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
     if packed_cache {
         packed_file::recall_fingerprint(&model, format, head);
     }
-    let numerics_class = class::of(&model, Choices { kv, head, activations }, "cpu")?;
+    let numerics_class = class::numerics_class(&model, Choices { kv, head, activations }, "cpu")?;
     let weights = load_weights(model, options)?;
     self_test::run(&weights, options.isa, kernels)?;
     tracing::info!(
@@ -181,5 +110,5 @@ fn load_weights(model: Arc<Model>, options: CpuOptions) -> Result<Weights, LoadE
 
 /// Returns the number of bytes that one more KV block of a model takes.
 pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
-    KvShape::of(model.config()).block_stride_bytes(kv)
+    KvShape::from_config(model.config()).block_stride_bytes(kv)
 }

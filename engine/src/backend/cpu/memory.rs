@@ -34,18 +34,19 @@ pub fn weight_bytes(model: &Model, format: Format, head: HeadMode) -> usize {
     let config = model.config();
     let layer = shapes(config)
         .map(|(rows, cols)| PackedMatrix::size_for(format, rows, cols, group_of(config, cols)));
-    config.layer_count * layer.sum::<usize>() + Head::size_for(model, format, head)
+    let head_group = group_of(config, model.head().cols);
+    config.layer_count * layer.sum::<usize>() + Head::size_for(model, format, head, head_group)
 }
 
 /// Returns the size of the groups with scales. Of groups of 64, it assumes that they pair up: where they do not, their
 /// scales take 6 % more.
-pub(super) fn group_of(config: &ModelConfig, cols: usize) -> Option<usize> {
+fn group_of(config: &ModelConfig, cols: usize) -> Option<usize> {
     config.group_scales.then(|| if cols.is_multiple_of(128) { 128 } else { 64 })
 }
 
 /// Returns the bytes of the KV storage.
 pub fn kv_bytes(model: &Model, kv: KvType, block_count: usize) -> usize {
-    KvShape::of(model.config()).store_bytes(kv, block_count)
+    KvShape::from_config(model.config()).store_bytes(kv, block_count)
 }
 
 /// Returns the bytes of the largest step's buffers, logits included, and of each thread's scratch.
@@ -95,7 +96,7 @@ mod tests {
     use crate::{
         backend::{
             Backend as _, Chunk, Logits, LogitsFor,
-            cpu::{CpuOptions, load::CpuBackend, weights::Weights},
+            cpu::{CpuOptions, backend::CpuBackend, weights::Weights},
         },
         kernels::float::{FloatKernels, KvElement},
         kv::{BLOCK_TOKENS, BlockId},
@@ -141,7 +142,7 @@ mod tests {
         let (model, head) = (open(name), HeadMode::Exact);
         let weights = Weights::load(Arc::clone(&model), format, head).expect("a good model");
         let options = CpuOptions { format, threads: 2, kv, head, ..CpuOptions::new(BLOCKS) };
-        let kernels = FloatKernels::of(options.isa).expect("detected");
+        let kernels = FloatKernels::for_isa(options.isa).expect("detected");
         let mut backend = CpuBackend::<E>::new(weights.into(), kernels, options, String::new());
         assert_eq!(kv_bytes(&model, kv, BLOCKS), backend.kv.size_bytes(), "{name} {kv:?}");
 

@@ -6,6 +6,7 @@
 //! decides only which thread computes a part.
 
 mod attention;
+mod backend;
 mod buffers;
 mod disjoint;
 mod forward;
@@ -13,14 +14,16 @@ pub(super) mod head;
 mod kv_store;
 mod linears;
 mod load;
+mod logits;
 pub(crate) mod memory;
 mod options;
 pub(crate) mod packed_file;
 mod pool;
 pub(super) mod screen;
+mod sections;
 mod self_test;
 mod sync;
-mod ternary_head;
+mod tiles;
 pub(crate) mod topology;
 mod weights;
 

@@ -8,9 +8,8 @@
 //!
 //! The bytes are read into huge pages and not mapped: with the small pages of a mapped file, steps would be slower.
 //!
-//! See also: [`sections`], the layout of the file.
+//! See also: [`sections`](super::sections), the layout of the file.
 
-mod sections;
 #[cfg(test)]
 mod tests;
 
@@ -21,9 +20,11 @@ use std::{
     sync::Arc,
 };
 
-pub use self::sections::{Damaged, LinearScale, PackedReader, Scales, Sections, check_group};
-use self::sections::{Head, Index};
-use super::{HeadMode, weights::Weights};
+use super::{
+    HeadMode,
+    sections::{Damaged, Head, Index, PackedReader, Scales, Sections},
+    weights::Weights,
+};
 use crate::{
     files::{FileState, Fingerprint, Model, ModelError},
     formats::Format,
@@ -47,7 +48,7 @@ pub(super) struct PackedFile {
 
 impl PackedFile {
     /// Returns where the packed weights of a model lie; `None` for one that is not in files.
-    pub fn of(model: &Model, format: Format, head: HeadMode) -> Option<Self> {
+    pub fn locate(model: &Model, format: Format, head: HeadMode) -> Option<Self> {
         let sources = model.sources()?;
         let first = sources.first()?;
         let name = first.path.file_name()?.to_str()?;
@@ -157,7 +158,7 @@ pub(crate) fn recall_fingerprint(model: &Model, format: Format, head: HeadMode) 
     if model.knows_fingerprint() {
         return;
     }
-    let file = PackedFile::of(model, format, head);
+    let file = PackedFile::locate(model, format, head);
     // A damaged file is reported by the load.
     if let Some((_, head)) = file.and_then(|file| file.open().ok().flatten()) {
         model.set_fingerprint(Fingerprint::from_bytes(head.index.fingerprint));
@@ -183,7 +184,7 @@ fn load_at_least(
     format: Format,
     head: HeadMode,
 ) -> Result<Weights, ModelError> {
-    let Some(file) = PackedFile::of(&model, format, head) else {
+    let Some(file) = PackedFile::locate(&model, format, head) else {
         return Weights::load(model, format, head);
     };
     let path = file.path.display();

@@ -24,145 +24,61 @@
 //! A logit computed in f32 is within `rounding(len)·(‖s·q‖ + ‖e‖)·‖x‖` of `w·x`. A row is left out if
 //! its upper bound is below the k-th largest of all lower bounds, since k rows have larger logits.
 
-mod above;
-mod copies;
+mod at_least;
+pub mod copies;
 mod estimates;
 mod search;
+mod state;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tight;
 
-use std::{ops::Range, sync::Mutex};
-
-pub use self::copies::Screen;
-pub(in crate::backend) use self::copies::{RowStats, can_screen, quantize};
-use self::{above::FoundAbove, estimates::Estimates, search::Search};
+use self::{
+    copies::{SCREEN_SHARE, Screen},
+    estimates::Estimates,
+    search::{Search, TASK_ROWS},
+    state::CandidateTask,
+};
+pub use self::{estimates::ScreenInput, state::ScreenState};
 use super::{
     buffers::{Scratch, with_scratch},
     disjoint::Disjoint,
-    head::{HEAD_ROWS, Head},
+    head::HEAD_ROWS,
     pool::Pool,
 };
 use crate::{
-    backend::{Ranking, TokenLogit, logits::Kept},
-    kernels::{
-        Isa,
-        float::FloatKernels,
-        screen::{self, Digits, Unfilled},
-    },
+    backend::logits::ScreenedRows,
+    kernels::screen::{self, Digits, Unfilled},
+    sampling::{Largest, TokenLogit},
 };
-
-/// A screen finds at most `1 / SCREEN_SHARE` of the vocabulary. A neighbourhood of head rows with a larger
-/// share of candidates is computed as a whole.
-pub(in crate::backend) const SCREEN_SHARE: usize = 8;
-/// Head rows that a task estimates.
-const TASK_ROWS: usize = 192;
-/// Candidates that few rows exceed: the lists have room for them from the start.
-const FOUND_MOST: usize = 64;
-/// Candidates per task; a neighbourhood with more candidates is not divided.
-const TASK_CANDIDATES: usize = 8;
-
-/// Buffers and results of a screen, kept between steps.
-#[derive(Default)]
-pub struct ScreenState {
-    digits: Digits,
-    searches: Vec<Search>,
-    tasks: Vec<CandidateTask>,
-    found: Vec<TokenLogit>,
-    ranges: Vec<Range<usize>>,     // of `found`, per row
-    kept_rows: Vec<Option<usize>>, // (rows)
-    above: Mutex<FoundAbove>,
-}
-
-/// Candidates of a row for which one task computes the logits.
-#[derive(Debug, Clone)]
-struct CandidateTask {
-    row: usize,
-    found: Range<usize>,
-}
-
-impl ScreenState {
-    /// Returns the results of the last [`Screen::largest`] or [`Screen::above`]: a list for each row, by ascending token.
-    pub fn found(&self) -> impl Iterator<Item = &[TokenLogit]> {
-        self.ranges.iter().map(|range| &self.found[range.clone()])
-    }
-
-    /// Removes the lists.
-    fn clear(&mut self) {
-        self.tasks.clear();
-        self.found.clear();
-        self.ranges.clear();
-    }
-
-    /// Lists the candidates of all searches.
-    fn collect(&mut self, rows: usize) {
-        self.clear();
-        self.found.reserve(rows * FOUND_MOST);
-        self.tasks.reserve(rows * FOUND_MOST);
-        let mut searches = std::mem::take(&mut self.searches);
-        for search in &mut searches[..rows] {
-            self.push_list(search.finish());
-        }
-        self.searches = searches;
-    }
-
-    /// Adds the list of the next row, by ascending token, and cuts it into tasks, between neighbourhoods of [`HEAD_ROWS`].
-    fn push_list(&mut self, tokens: impl Iterator<Item = u32>) {
-        let Self { tasks, found, ranges, .. } = self;
-        let (row, start) = (ranges.len(), found.len());
-        found.extend(tokens.map(|id| TokenLogit { id, logit: 0.0 }));
-        ranges.push(start..found.len());
-        let mut from = start;
-        for at in start..found.len() {
-            let end = found.get(at + 1).is_none_or(|next| {
-                next.id as usize / HEAD_ROWS != found[at].id as usize / HEAD_ROWS
-            });
-            if at + 1 == found.len() || end && at + 1 - from >= TASK_CANDIDATES {
-                tasks.push(CandidateTask { row, found: from..at + 1 });
-                from = at + 1;
-            }
-        }
-    }
-}
-
-/// Hidden rows to find tokens for, and the head.
-pub struct ScreenInput<'a> {
-    pub head: &'a Head,
-    pub kernels: &'a FloatKernels,
-    pub isa: Isa,
-    /// The hidden rows, after the norm. // (rows, hidden)
-    pub xs: &'a [f32],
-    /// The tokens to find for each row. // (rows,)
-    pub rankings: &'a [Ranking],
-}
 
 impl Screen {
     /// Computes each row's logits of tokens that can be among those asked for, and stores them in
-    /// [`ScreenState::found`]. Keeps what the rankings ask for.
+    /// [`ScreenState::found`]. Keeps what the questions ask for.
     pub fn largest(
         &self,
         input: &ScreenInput<'_>,
-        kept: &mut Kept,
+        kept: &mut ScreenedRows,
         pool: &mut Pool,
         state: &mut ScreenState,
     ) {
-        let (vocab, n) = (self.scales.len(), input.rankings.len());
+        let (vocab, n) = (self.scales.len(), input.questions.len());
         if n == 0 {
             return state.collect(0);
         }
         let width = input.xs.len() / n;
         split_rows(input, width, pool, &mut state.digits);
         state.searches.resize_with(n.max(state.searches.len()), Search::default);
-        for (search, ranking) in state.searches.iter_mut().zip(input.rankings) {
-            search.reset(ranking);
+        for (search, question) in state.searches.iter_mut().zip(input.questions) {
+            search.reset(question);
         }
         let mut next = 0..;
         state.kept_rows.clear();
-        let kept_row = |ranking: &Ranking| ranking.keeps.then(|| next.next()).flatten();
-        state.kept_rows.extend(input.rankings.iter().map(kept_row));
-        let rows = input.rankings.iter().zip(input.xs.chunks_exact(width));
-        for (_, x) in rows.filter(|(ranking, _)| ranking.keeps) {
+        let kept_row = |question: &Largest| question.others_follow.then(|| next.next()).flatten();
+        state.kept_rows.extend(input.questions.iter().map(kept_row));
+        let rows = input.questions.iter().zip(input.xs.chunks_exact(width));
+        for (_, x) in rows.filter(|(question, _)| question.others_follow) {
             kept.hidden.extend_from_slice(x);
         }
         kept.estimates.resize(next.start * vocab, 0.0);
@@ -252,10 +168,10 @@ impl Screen {
 /// Splits the hidden rows into digits.
 fn split_rows(input: &ScreenInput<'_>, width: usize, pool: &mut Pool, digits: &mut Digits) {
     let Unfilled { first, second, rows, len, bits } =
-        digits.begin(input.isa, input.rankings.len(), width);
+        digits.begin(input.isa, input.questions.len(), width);
     let (first, second) = (Disjoint::new(first), Disjoint::new(second));
     let rows = Disjoint::new(rows);
-    pool.run(input.rankings.len(), &|r| {
+    pool.run(input.questions.len(), &|r| {
         let x = &input.xs[r * width..(r + 1) * width];
         // SAFETY: each task writes its own row.
         unsafe {

@@ -64,7 +64,7 @@ fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
 
 /// Returns whether a norm and the quantization after it equal those of the scalar kernels to the bit.
 fn norms_match(float: &FloatKernels, norm: &[f32]) -> bool {
-    let scalar = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
+    let scalar = FloatKernels::for_isa(Isa::Scalar).expect("scalar kernels exist everywhere");
     let x: Vec<f32> = (0..norm.len()).map(|i| f32::from(wave(i) as u8 as i8) / 9.0).collect();
     let run = |kernels: &FloatKernels| {
         let (mut normed, mut codes) = (vec![0.0; x.len()], vec![0i8; x.len()]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     HeadMode,
     head::Head,
-    packed_file::{Damaged, LinearScale, PackedReader, Scales, Sections},
+    sections::{Damaged, LinearScale, PackedReader, Scales, Sections},
 };
 use crate::backend::final_norm;
 use crate::config::{Linear, ModelConfig, Norm};

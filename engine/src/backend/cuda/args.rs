@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::device::Address;
-use crate::sampler::params::MAX_TOP_LOGPROBS;
+use crate::sampling::params::MAX_TOP_LOGPROBS;
 
 /// Defines mirrors of C structs. `Pod` allows no padding between fields, so a size is the sum of
 /// the fields' sizes.
@@ -133,11 +133,11 @@ structs! {
     }
 
     /// Which tokens a row needs.
-    RowRanking = 40 {
+    RowQuestion = 40 {
         count: u32, within: f32, temperature: f32, single: u32, keys: [u32; 4], first_change: u32, changes: u32,
     }
 
-    /// A change of a token's logit; see `backend::LogitChange`.
+    /// A change of a token's logit; see `sampling::LogitChange`.
     LogitChange = 16 { token: u32, bias: f32, penalty: f32, less: f32 }
 
     /// What else decides a row's draw.
@@ -145,7 +145,7 @@ structs! {
 
     ScreenArgs = 104 {
         step: Address, head: Address, scales: Address, errors: Address, norms: Address, digits: Address,
-        rows: Address, rankings: Address, estimates: Address, lowest: Address, highest: Address,
+        rows: Address, questions: Address, estimates: Address, lowest: Address, highest: Address,
         vocab: u32, k_blocks: u32, digit_count: u32, unused: u32,
     }
 
@@ -156,12 +156,12 @@ structs! {
     Estimates = 32 { errors: Address, norms: Address, rows: Address, values: Address }
 
     LogitBoundsArgs = 80 {
-        step: Address, rankings: Address, filters: Address, estimates: Estimates, lowest: Address, highest: Address,
+        step: Address, questions: Address, filters: Address, estimates: Estimates, lowest: Address, highest: Address,
         vocab: u32, unused: u32,
     }
 
     SelectArgs = 104 {
-        step: Address, rankings: Address, filters: Address, estimates: Estimates, lowest: Address, highest: Address,
+        step: Address, questions: Address, filters: Address, estimates: Estimates, lowest: Address, highest: Address,
         found_counts: Address, found: Address, thresholds: Address, vocab: u32, capacity: u32,
     }
 
@@ -171,12 +171,12 @@ structs! {
     }
 
     TakeChangedArgs = 96 {
-        step: Address, rankings: Address, estimates: Estimates, values: Address, lowest: Address, highest: Address,
+        step: Address, questions: Address, estimates: Estimates, values: Address, lowest: Address, highest: Address,
         changed_counts: Address, changed: Address, vocab: u32, changes_max: u32,
     }
 
     DrawArgs = 72 {
-        step: Address, rankings: Address, found_counts: Address, found: Address, changed: Address, firsts: Address,
+        step: Address, questions: Address, found_counts: Address, found: Address, changed: Address, firsts: Address,
         drawn: Address, carried: Address, capacity: u32, changes_max: u32,
     }
 
@@ -184,12 +184,12 @@ structs! {
     Rest = 16 { least: f32, most: f32, before: f32, unused: u32 }
 
     WeighRestArgs = 88 {
-        step: Address, rankings: Address, filters: Address, estimates: Estimates, thresholds: Address, firsts: Address,
+        step: Address, questions: Address, filters: Address, estimates: Estimates, thresholds: Address, firsts: Address,
         rests: Address, vocab: u32, unused: u32,
     }
 
     FilteredDrawArgs = 112 {
-        step: Address, rankings: Address, filters: Address, found_counts: Address, some_counts: Address, some: Address,
+        step: Address, questions: Address, filters: Address, found_counts: Address, some_counts: Address, some: Address,
         thresholds: Address, rests: Address, changed: Address, firsts: Address, drawn: Address, carried: Address,
         capacity: u32, parts: u32, changes_max: u32, unused: u32,
     }

@@ -2,11 +2,11 @@
 
 use super::{
     args::{AttentionArgs, KvPool, RotateScoresArgs, RotateStoreArgs},
-    buffers::{AttentionMode, Buffers},
-    device::{Args, Launch},
+    attention_mode::{AttentionMode, slices, tasks_of_row},
+    buffers::Buffers,
+    device::{Args, Device, Launch},
     forward::{Pass, grid},
     shape::Shape,
-    step::CudaBackend,
 };
 use crate::backend::cpu::KvType;
 
@@ -14,10 +14,6 @@ use crate::backend::cpu::KvType;
 const ATTENTION_WARPS: usize = 4;
 /// Blocks of tiles that a multiprocessor runs at once.
 const TILE_BLOCKS: usize = 2;
-/// Elements of the output that a block of a split task has.
-const SLICE: usize = 32;
-/// The kernel for short contexts is launched for this number of positions or a multiple of it.
-pub const SHORT_STEP: usize = 256;
 /// Largest `padded_dim` of the kernel for tiles of narrow heads.
 const TILE_NARROW: usize = 128;
 
@@ -27,22 +23,10 @@ fn tile_kernel(padded_dim: usize) -> (&'static str, usize) {
     (kernel, 3 * 128 * (padded_dim + 8))
 }
 
-/// Returns the longest context of one kernel for scores and values: as many positions as its ring has.
-pub fn short_positions(shape: &Shape) -> usize {
-    if shape.kv == KvType::F32 { 256 } else { 512 }
-}
-
-/// Returns the number of slices of a task's output.
-pub fn slices(shape: &Shape) -> usize {
-    shape.padded_dim.div_ceil(SLICE)
-}
-
-impl CudaBackend {
-    /// Returns whether attention can be computed in tiles.
-    pub(super) fn has_tile_kernels(&self) -> bool {
-        let (kernel, bytes) = tile_kernel(self.shape.padded_dim);
-        self.shape.kv == KvType::Q8 && bytes <= self.device.shared_bytes(kernel) as usize
-    }
+/// Returns whether attention can be computed in tiles.
+pub fn has_tile_kernels(shape: &Shape, device: &dyn Device) -> bool {
+    let (kernel, bytes) = tile_kernel(shape.padded_dim);
+    shape.kv == KvType::Q8 && bytes <= device.shared_bytes(kernel) as usize
 }
 
 impl Pass<'_> {
@@ -91,7 +75,7 @@ impl Pass<'_> {
             pool: attention.pool,
         };
         let kernel = self.of_kv(["rotate_store_f16", "rotate_store_f32", "rotate_store_q8"]);
-        out.push(self.per_row(kernel, Args::of(&args)));
+        out.push(self.per_row(kernel, Args::from_struct(&args)));
         if self.bucket.attention == AttentionMode::Tiles {
             return out.push(self.tile_attention(&attention));
         }
@@ -107,7 +91,7 @@ impl Pass<'_> {
             grid: grid(warps / ATTENTION_WARPS, 1, 1),
             threads: 32 * ATTENTION_WARPS as u32,
             shared_bytes: (ATTENTION_WARPS * queries * (self.shape.padded_dim + 128) * 4) as u32,
-            args: Args::of(&attention),
+            args: Args::from_struct(&attention),
         });
     }
 
@@ -120,7 +104,7 @@ impl Pass<'_> {
             grid: grid(tasks.min(TILE_BLOCKS * multiprocessors), 1, 1),
             threads: 32 * ATTENTION_WARPS as u32,
             shared_bytes: shared_bytes as u32,
-            args: Args::of(attention),
+            args: Args::from_struct(attention),
         }
     }
 
@@ -136,7 +120,7 @@ impl Pass<'_> {
             grid: grid(self.split_tasks(), slices(self.shape), 1),
             threads: 32 * warps as u32,
             shared_bytes: (warps * warp_bytes) as u32,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 
@@ -161,7 +145,7 @@ impl Pass<'_> {
             grid: grid(tasks, splits, 1),
             threads: 32 * warps as u32,
             shared_bytes: (warps * 16 * self.shape.padded_dim) as u32,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         });
         let warps = if alone { 2 } else { 4 };
         out.push(Launch {
@@ -169,7 +153,7 @@ impl Pass<'_> {
             grid: grid(tasks, slices(self.shape), 4 / warps),
             threads: 32 * warps as u32,
             shared_bytes: 0,
-            args: Args::of(&attention),
+            args: Args::from_struct(&attention),
         });
     }
 
@@ -180,9 +164,4 @@ impl Pass<'_> {
             KvType::Q8 => q8,
         }
     }
-}
-
-/// Returns the number of attention tasks of one row.
-pub fn tasks_of_row(shape: &Shape, mode: AttentionMode) -> usize {
-    shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(mode.queries())
 }

@@ -1,87 +1,133 @@
-//! The device as a [`Backend`].
+//! A model on a device: what it consists of, and its state between steps.
 
 use super::{
-    device::{Address, DeviceError, Part},
-    step::CudaBackend,
+    ahead::Ahead,
+    buffers::{Bucket, Buffers, Limits},
+    device::{Address, Device, DeviceError, Launch, Reading, Recording},
+    draws::Draws,
+    found::Downloaded,
+    memory::RECORDINGS_BYTES,
+    plan::Image,
+    recordings::Recordings,
+    shape::Shape,
+    tuning::Tuning,
+    weights::Weights,
 };
-use crate::{
-    backend::{Backend, Chunk, Logits, StepError, positions},
-    kv::BlockId,
-};
+use crate::config::ModelConfig;
 
-impl Backend for CudaBackend {
-    fn vocab_size(&self) -> usize {
-        self.shape.vocab
-    }
-
-    fn block_count(&self) -> usize {
-        self.block_count
-    }
-
-    fn weight_bytes(&self) -> Option<usize> {
-        Some(self.weights.step_bytes())
-    }
-
-    fn numerics_class(&self) -> &str {
-        &self.numerics_class
-    }
-
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
-        positions::check(chunks, &self.config, self.block_count, &mut self.state.written)?;
-        self.run(chunks, logits).map_err(failure)
-    }
-
-    fn draws(&self) -> bool {
-        self.weights.tables.head.finds()
-    }
-
-    fn decodes_ahead(&self) -> bool {
-        true
-    }
-
-    fn is_running(&self) -> bool {
-        self.state.unread.is_some()
-    }
-
-    fn wait(&mut self) -> Result<(), StepError> {
-        self.finish_unread().map_err(failure)
-    }
-
-    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
-        let (bytes, from_at, to_at) = (self.block_bytes(), self.block_at(from), self.block_at(to));
-        // The ranges of a copy must not overlap.
-        if from == to { Ok(()) } else { self.device.copy(from_at, to_at, bytes).map_err(failure) }
-    }
-
-    fn block_bytes(&self) -> usize {
-        self.shape.kv_block_bytes()
-    }
-
-    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
-        let (from, before) = (self.block_at(block), content.len());
-        content.resize(before + self.block_bytes(), 0);
-        self.device.read(&mut [Part { from, to: &mut content[before..] }]).map_err(failure)
-    }
-
-    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
-        assert_eq!(content.len(), self.block_bytes(), "the content of one block");
-        self.device.write(self.block_at(block), content).map_err(failure)
-    }
+/// A model on a device.
+pub struct CudaBackend {
+    pub(super) device: Box<dyn Device>,
+    pub(super) weights: Weights,
+    pub(super) buffers: Buffers,
+    pub(super) shape: Shape,
+    pub(super) config: ModelConfig,
+    pub(super) limits: Limits,
+    pub(super) kv_base: Address,
+    pub(super) block_count: usize,
+    pub(super) numerics_class: String,
+    pub(super) tuning: Tuning,
+    pub(super) state: State,
 }
 
-fn failure(error: DeviceError) -> StepError {
-    match error {
-        DeviceError::Sticky { .. } | DeviceError::Lost { .. } => {
-            StepError::DeviceLost(Box::new(error))
-        }
-        _ => StepError::Device(Box::new(error)),
-    }
+/// State between steps. No result depends on it.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) recordings: Recordings,
+    pub(super) image: Image,
+    pub(super) found: Downloaded,
+    pub(super) draws: Draws,
+    /// Decodes that the last step has begun.
+    pub(super) ahead: Ahead,
+    /// The end of a pass without outputs, while nothing has waited for it.
+    pub(super) unread: Option<Reading>,
+    /// Whether steps begin no decodes, so that they can be measured one by one.
+    pub(super) alone: bool,
+    /// Candidates of the last step's screened rows.
+    pub(super) candidates: usize,
+    /// Scratch of the check of a step.
+    pub(super) written: Vec<u64>,
+    /// Whether one digit has ever left too many candidates; later steps then use two.
+    pub(super) coarse: bool,
+    /// Whether the device has kernels with products of warpgroups, and attention in tiles, tested at load.
+    pub(super) has_warpgroups: bool,
+    pub(super) has_tiles: bool,
 }
 
 impl CudaBackend {
-    /// Returns the address of a block's keys and values.
-    fn block_at(&self, block: BlockId) -> Address {
-        assert!((block.0 as usize) < self.block_count, "a block of this pool");
-        self.kv_base + u64::from(block.0) * self.block_bytes() as u64
+    /// Changes the constants for later steps.
+    pub(super) fn set_tuning(&mut self, tuning: Tuning) -> Result<(), DeviceError> {
+        if tuning.shared_percent != self.tuning.shared_percent {
+            self.device.prefer_shared(tuning.shared_percent)?;
+        }
+        self.tuning = tuning;
+        self.state.coarse = false;
+        self.forget_recordings()
+    }
+
+    /// Drops all recordings.
+    pub(super) fn forget_recordings(&mut self) -> Result<(), DeviceError> {
+        let all = self.state.recordings.clear();
+        self.device.forget(&all)
+    }
+
+    /// Replays the launches of a bucket; records them first if they are not recorded. A pass that the device cannot record is
+    /// launched kernel by kernel.
+    pub(super) fn replay(
+        &mut self,
+        bucket: &Bucket,
+        launches: impl Fn(&Self) -> Vec<Launch>,
+    ) -> Result<(), DeviceError> {
+        match self.state.recordings.find(bucket) {
+            Some(Some(recording)) => return self.device.replay(recording),
+            Some(None) => return self.launch_all(&launches(self)),
+            None => {}
+        }
+        let launches = launches(self);
+        let launches_max = RECORDINGS_BYTES / self.device.recorded_launch_bytes().max(1);
+        let removed = self.state.recordings.make_room(launches.len(), launches_max as usize);
+        if !removed.is_empty() {
+            self.device.forget(&removed)?;
+        }
+        let mut recorded = self.record(&launches);
+        if matches!(recorded, Err(DeviceError::OutOfMemory { .. })) {
+            self.forget_recordings()?;
+            recorded = self.record(&launches);
+        }
+        let recording = match recorded {
+            Ok(recording) => Some(recording),
+            Err(error @ (DeviceError::OutOfMemory { .. } | DeviceError::Call { .. })) => {
+                tracing::warn!(%error, rows = bucket.rows, "a pass is not recorded");
+                self.launch_all(&launches)?;
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        self.state.recordings.insert(*bucket, recording, launches.len());
+        Ok(())
+    }
+
+    /// Records launches and replays them.
+    fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
+        let recording = self.device.record(launches)?;
+        // The first replay takes memory, too.
+        match self.device.replay(recording) {
+            Ok(()) => Ok(recording),
+            Err(error) => {
+                self.device.forget(&[recording])?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Launches kernels one by one.
+    pub(super) fn launch_all(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
+        launches.iter().try_for_each(|launch| self.device.launch(launch))
+    }
+
+    /// Waits for a pass without outputs, if nothing has.
+    pub(super) fn finish_unread(&mut self) -> Result<(), DeviceError> {
+        let unread = self.state.unread.take();
+        unread.map_or(Ok(()), |reading| self.device.finish_read(reading, &mut Vec::new()))
     }
 }

@@ -2,10 +2,10 @@
 
 use super::{
     args::{
-        AttentionTask, Distribution, Found, InputBlock, LogitChange, Rest, RowFilter, RowRanking,
+        AttentionTask, Distribution, Found, InputBlock, LogitChange, Rest, RowFilter, RowQuestion,
         Step,
     },
-    attention::tasks_of_row,
+    attention_mode::{AttentionMode, TASK_QUERIES, tasks_of_row},
     device::{Address, Properties},
     layout::{K_BLOCK, TILE_ROWS, k_blocks},
     shape::{Arena, Shape, stride},
@@ -19,11 +19,6 @@ const CHANGES_MAX: usize = 4096 + 512;
 const WARPS: usize = 16;
 /// Parts of the vocabulary that blocks weigh one by one.
 pub const REST_PARTS: usize = 16;
-/// Most queries of a warp's task.
-const TASK_QUERIES: usize = 8;
-/// Most queries of a task that is a tile of products.
-const TILE_QUERIES: usize = 64;
-
 /// Largest sizes of one pass; a larger step is split into several passes.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -75,37 +70,6 @@ pub struct Bucket {
     pub changes: bool,
 }
 
-/// The attention kernels of a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum AttentionMode {
-    /// For few sequences: one row of each, split over blocks.
-    Split,
-    /// The same with short contexts: scores and values in one kernel. It needs no room for scores.
-    Short,
-    /// One row of each sequence, one warp per task.
-    Warps4,
-    /// Several rows of a sequence together.
-    Warps8,
-    /// Many rows of a sequence together, with int8 keys and values: one block per task. It needs no room for scores.
-    Tiles,
-}
-
-impl AttentionMode {
-    /// Returns the largest number of queries of a task.
-    pub fn queries(self) -> usize {
-        match self {
-            Self::Split | Self::Short | Self::Warps4 => 4,
-            Self::Warps8 => TASK_QUERIES,
-            Self::Tiles => TILE_QUERIES,
-        }
-    }
-
-    /// Returns whether a task has one row even where its queries leave room for more.
-    pub fn is_by_row(self) -> bool {
-        matches!(self, Self::Split | Self::Short)
-    }
-}
-
 /// Rounds a count up, so that there are few different recordings.
 pub fn bucket_of(count: usize) -> usize {
     match count {
@@ -137,7 +101,7 @@ pub struct Inputs {
     pub whole: Address,     // (whole)
     pub tops: Address,      // (whole)
     pub screened: Address,  // (screened)
-    pub rankings: Address,  // (screened)
+    pub questions: Address, // (screened)
     pub filters: Address,   // (screened), if a row has some
     pub tasks: Address,     // (tasks)
     pub blocks: Address,    // the rest, with the changes of logits after the tables
@@ -145,7 +109,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    fn of(start: Address, bucket: &Bucket, shape: &Shape) -> Self {
+    fn place(start: Address, bucket: &Bucket, shape: &Shape) -> Self {
         // Rows that share tasks need fewer tasks.
         let of_row = tasks_of_row(shape, bucket.attention);
         let mut take = consecutive(start);
@@ -157,7 +121,7 @@ impl Inputs {
             whole: take(bucket.whole * 4),
             tops: take(bucket.whole * 4),
             screened: take(bucket.screened * 4),
-            rankings: take(bucket.screened * size_of::<RowRanking>()),
+            questions: take(bucket.screened * size_of::<RowQuestion>()),
             filters: take(if bucket.filters {
                 bucket.screened * size_of::<RowFilter>()
             } else {
@@ -215,7 +179,7 @@ pub struct Buffers {
     pub some: Address,           // (screened, capacity)
     pub thresholds: Address,     // (screened)
     pub rests: Address,          // (screened, REST_PARTS)
-    pub firsts: Address,         // (screened): first tokens of the rankings
+    pub firsts: Address,         // (screened): first tokens of the questions
     pub changed_counts: Address, // (screened)
     pub changed: Address,        // (screened, changes_max): tokens with changes
     scores_bytes: usize,
@@ -250,7 +214,7 @@ impl Buffers {
         };
         let tables = limits.blocks.max(shape.context.div_ceil(16));
         let changes = screened * changes_max(shape);
-        let input_bytes = Inputs::of(0, &largest, shape).blocks as usize
+        let input_bytes = Inputs::place(0, &largest, shape).blocks as usize
             + (tables * 4).next_multiple_of(size_of::<LogitChange>())
             + changes * size_of::<LogitChange>();
         let capacity = capacity(shape);
@@ -301,7 +265,7 @@ impl Buffers {
 
     /// Returns the addresses of a pass's inputs.
     pub fn inputs(&self, bucket: &Bucket, shape: &Shape) -> Inputs {
-        Inputs::of(self.inputs, bucket, shape)
+        Inputs::place(self.inputs, bucket, shape)
     }
 
     /// Returns the addresses of a pass's outputs.

@@ -8,7 +8,7 @@ use super::{
     args::{
         ActivateArgs, DigitsArgs, Distribution, EmbedArgs, EmbedTernaryArgs, FinalNormArgs, Found,
         GroupLinearArgs, GroupQuantizeArgs, GroupSegment, HeadArgs, InputBlock, LINEAR_ADD,
-        LinearArgs, NormHeadsArgs, NormLinearArgs, NormQuantizeArgs, RescoreArgs, RowRanking,
+        LinearArgs, NormHeadsArgs, NormLinearArgs, NormQuantizeArgs, RescoreArgs, RowQuestion,
         ScreenArgs, Step,
     },
     device::{Address, Launch},
@@ -46,7 +46,7 @@ pub struct Load {
 }
 
 /// Returns the cost of a launch, and the shape of a linear (empty for other kernels).
-pub fn of(launch: &Launch, load: &Load) -> (Cost, String) {
+pub fn compute(launch: &Launch, load: &Load) -> (Cost, String) {
     let (kernel, args) = (launch.kernel, &launch.args);
     let nameless = |cost| (cost, String::new());
     match kernel {
@@ -205,13 +205,13 @@ fn head(launch: &Launch, load: &Load) -> Cost {
         // The estimates of all tokens are read.
         "weigh_rest" => bytes(screened * padded * 4),
         // Changes are not counted, here and in `rescore_*`.
-        "take_changed" => bytes(screened * size_of::<RowRanking>()),
-        "filtered_draw" => bytes(screened * (size_of::<RowRanking>() + size_of::<Found>())),
+        "take_changed" => bytes(screened * size_of::<RowQuestion>()),
+        "filtered_draw" => bytes(screened * (size_of::<RowQuestion>() + size_of::<Found>())),
         // All logits are read for the bounds of their groups.
         "logit_bounds" => bytes(screened * (padded + shape.groups() * 2) * 4),
         "screen_select" => bytes(screened * shape.groups() * 2 * 4),
         "draw" => {
-            bytes(screened * size_of::<RowRanking>() + (found + screened) * size_of::<Found>())
+            bytes(screened * size_of::<RowQuestion>() + (found + screened) * size_of::<Found>())
         }
         _ if kernel.starts_with("screen_") => {
             let args = args.get::<ScreenArgs>();

@@ -17,7 +17,7 @@ pub struct Args([u64; ARGS_WORDS]);
 
 impl Args {
     /// Copies a struct of `args.cuh`.
-    pub fn of<T: Pod>(args: &T) -> Self {
+    pub fn from_struct<T: Pod>(args: &T) -> Self {
         const { assert!(size_of::<T>() <= ARGS_WORDS * 8, "no kernel takes a larger struct") };
         let mut words = [0; ARGS_WORDS];
         bytemuck::cast_slice_mut(&mut words)[..size_of::<T>()]

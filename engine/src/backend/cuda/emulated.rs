@@ -23,7 +23,7 @@ fn sources() -> PathBuf {
 fn fingerprint() -> String {
     let mut hasher = blake3::Hasher::new();
     let emulator = sources().join("emulate");
-    for folder in [sources(), emulator.join("tests"), emulator] {
+    for folder in [sources(), sources().join("experimental"), emulator.join("tests"), emulator] {
         let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
             .expect("the folder of sources exists")
             .map(|entry| entry.expect("the folder is readable").path())

@@ -64,8 +64,10 @@ pub enum CudaLoadError {
         /// Rows of the tested step.
         rows: usize,
     },
-    /// The test of a faster kernel has made the device unusable for this process.
-    #[error("a test of faster kernels failed: {0}; --gpu-kernels portable starts without them")]
+    /// The test of an experimental kernel has made the device unusable for this process.
+    #[error(
+        "a test of experimental kernels failed: {0}; --gpu-kernels standard starts without them"
+    )]
     KernelFault(#[source] DeviceError),
     /// The model's file cannot be read.
     #[error(transparent)]

@@ -8,10 +8,11 @@ use super::{
     buffers::{Bucket, Buffers, Inputs},
     device::{Address, Args, Device, Launch},
     layout::k_blocks,
+    linear::DeviceLinear,
     shape::{Shape, stride},
     tables::Embedding,
     tuning::Tuning,
-    weights::{DeviceLinear, Layer, Weights},
+    weights::{Layer, Weights},
 };
 use crate::{config::Linear, formats::Scale};
 
@@ -44,7 +45,7 @@ pub struct Input {
 }
 
 /// Kernels for few rows.
-struct Few {
+struct FewRowsKernel {
     linear: &'static str,
     gate: &'static str,
     rows: usize,
@@ -55,11 +56,11 @@ struct Few {
 }
 
 #[rustfmt::skip]
-const FEW: [Few; 4] = [
-    Few { linear: "linear_n8", gate: "gate_n8", rows: 8, tiles: 1, warps_max: 16, linear_bytes: 6144, gate_bytes: 8192 },
-    Few { linear: "linear_n16", gate: "gate_n16", rows: 16, tiles: 1, warps_max: 16, linear_bytes: 10_240, gate_bytes: 12_288 },
-    Few { linear: "linear_n32", gate: "gate_n32", rows: 32, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
-    Few { linear: "linear_n64", gate: "gate_n64", rows: 64, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
+const FEW: [FewRowsKernel; 4] = [
+    FewRowsKernel { linear: "linear_n8", gate: "gate_n8", rows: 8, tiles: 1, warps_max: 16, linear_bytes: 6144, gate_bytes: 8192 },
+    FewRowsKernel { linear: "linear_n16", gate: "gate_n16", rows: 16, tiles: 1, warps_max: 16, linear_bytes: 10_240, gate_bytes: 12_288 },
+    FewRowsKernel { linear: "linear_n32", gate: "gate_n32", rows: 32, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
+    FewRowsKernel { linear: "linear_n64", gate: "gate_n64", rows: 64, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
 ];
 
 /// Kernels for many rows.
@@ -131,7 +132,7 @@ impl Pass<'_> {
             factor: self.shape.embedding_factor,
             unused: 0,
         };
-        self.per_row("embed", Args::of(&args))
+        self.per_row("embed", Args::from_struct(&args))
     }
 
     /// Returns a launch with one block per row.
@@ -166,7 +167,7 @@ impl Pass<'_> {
             self.separately(input, &[(of_gate, gate), (of_up, up)], out);
             let (width, activation) = (self.shape.intermediate as u32, self.shape.activation);
             let args = ActivateArgs { step: self.inputs.step, gate, up, width, activation };
-            out.push(self.per_row("activate", Args::of(&args)));
+            out.push(self.per_row("activate", Args::from_struct(&args)));
         } else {
             self.gate(input, [of_gate, of_up], out);
         }
@@ -269,7 +270,7 @@ impl Pass<'_> {
             grid: grid(tiles, 1, 1),
             threads: 32 * warps as u32,
             shared_bytes: (warps * warp_bytes + fixed) as u32,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         })
     }
 
@@ -316,17 +317,17 @@ impl Pass<'_> {
         Launch {
             threads: if linear.cols <= NARROW { 256 } else { 512 },
             shared_bytes: 4 * stride as u32,
-            ..self.per_row("norm_quantize", Args::of(&args))
+            ..self.per_row("norm_quantize", Args::from_struct(&args))
         }
     }
 
     /// Returns the kernels for few rows, if the pass has few.
-    fn few(&self) -> Option<&'static Few> {
+    fn few(&self) -> Option<&'static FewRowsKernel> {
         let rows = self.bucket.rows;
         FEW.iter().find(|few| rows <= few.rows && rows <= self.tuning.few_rows)
     }
 
-    fn few_rows(&self, few: &Few, gate: bool, tiles: usize, args: LinearArgs) -> Launch {
+    fn few_rows(&self, few: &FewRowsKernel, gate: bool, tiles: usize, args: LinearArgs) -> Launch {
         let bytes = if gate { few.gate_bytes } else { few.linear_bytes };
         let k_blocks = args.k_blocks as usize;
         let kernel = if gate { few.gate } else { few.linear };
@@ -337,7 +338,7 @@ impl Pass<'_> {
             grid: grid(x, self.bucket.rows.div_ceil(few.rows), 1),
             threads: 32 * warps as u32,
             shared_bytes: (warps * bytes) as u32,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 
@@ -359,7 +360,7 @@ impl Pass<'_> {
             grid: grid(tiles.div_ceil(many.tiles), rows, 1),
             threads: many.threads,
             shared_bytes: many.shared_bytes,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 }

@@ -3,10 +3,11 @@
 use super::{
     args::{self, Found},
     buffers::Outputs,
-    device::{Address, Part},
+    device::{Address, Part, Reading},
+    draws::RowDraw,
     plan::Wanted,
 };
-use crate::backend::{Distribution, TokenLogit};
+use crate::sampling::{Distribution, LogitsRow as _, TokenLogit, row::every};
 
 /// In place of a token where a vocabulary has fewer tokens than a distribution asks for.
 const NONE: u32 = u32::MAX;
@@ -33,6 +34,15 @@ pub struct Downloaded {
     distributions: usize,
     found: usize,
     capacity: usize,
+}
+
+/// A pass without a wait, and its outputs.
+#[derive(Debug)]
+pub struct InFlight {
+    pub reading: Reading,
+    pub found: Downloaded,
+    pub screened: Vec<Wanted>,
+    pub digits: usize,
 }
 
 impl Downloaded {
@@ -75,7 +85,7 @@ impl Downloaded {
         let mut reported = 0;
         let list = |(row, wanted): (usize, &Wanted)| {
             let tokens = self.of_row(row, wanted.is_single());
-            let Some(top) = wanted.ranking.report else {
+            let Some(top) = wanted.draw.report else {
                 return List { tokens, distribution: None };
             };
             reported += 1;
@@ -117,4 +127,17 @@ impl Downloaded {
         list.sort_unstable_by_key(|found| found.id);
         list
     }
+}
+
+/// Returns the list of a row that the device did not decide: the logits that it asks for; for a draw or a distribution,
+/// every token's.
+pub fn undecided(all: &mut [f32], draw: &RowDraw) -> List {
+    let mut tokens = Vec::new();
+    match (draw.filtered, draw.report) {
+        (None, None) => {
+            let Ok(()) = all.largest(&draw.largest, &mut tokens);
+        }
+        _ => tokens.extend(every(all)),
+    }
+    List { tokens, distribution: None }
 }

@@ -11,21 +11,22 @@ use super::{
     device::{Address, Args, Launch},
     forward::{Input, Pass, grid},
     layout::{TILE_ROWS, k_blocks},
+    linear::DeviceLinear,
     shape::stride,
-    weights::{DeviceLinear, Layer},
+    weights::Layer,
 };
 
 /// A kernel for few rows: columns (rows times digits) of a block, and the most k blocks that it has sums of at a time.
-struct Few {
+struct FewRowsKernel {
     kernel: &'static str,
     columns: usize,
     round: usize,
 }
 
-const FEW: [Few; 3] = [
-    Few { kernel: "group_n8", columns: 8, round: 32 },
-    Few { kernel: "group_n16", columns: 16, round: 32 },
-    Few { kernel: "group_n32", columns: 32, round: 16 },
+const FEW: [FewRowsKernel; 3] = [
+    FewRowsKernel { kernel: "group_n8", columns: 8, round: 32 },
+    FewRowsKernel { kernel: "group_n16", columns: 16, round: 32 },
+    FewRowsKernel { kernel: "group_n32", columns: 32, round: 16 },
 ];
 const FEW_THREADS: u32 = 256;
 /// Bytes of the weight scales of a k block.
@@ -57,7 +58,7 @@ struct Quantized {
     digits: usize,
 }
 
-impl Few {
+impl FewRowsKernel {
     /// Returns the shared memory of a block.
     fn shared_bytes(&self, k_blocks: usize, groups_of_block: usize) -> usize {
         let sums = groups_of_block * SUMS_STRIDE * 4;
@@ -80,7 +81,7 @@ impl Pass<'_> {
             factor: self.shape.embedding_factor,
             unused: 0,
         };
-        self.per_row("embed_ternary", Args::of(&args))
+        self.per_row("embed_ternary", Args::from_struct(&args))
     }
 
     /// Returns the norms of query and key heads.
@@ -97,7 +98,7 @@ impl Pass<'_> {
             head_dim: shape.head_dim as u32,
             eps: shape.eps,
         };
-        self.per_row("norm_heads", Args::of(&args))
+        self.per_row("norm_heads", Args::from_struct(&args))
     }
 
     /// As [`Pass::linear`], of matrices with scales of groups.
@@ -126,7 +127,7 @@ impl Pass<'_> {
         Rows { count, bucket: self.bucket.whole, wanted: self.inputs.whole }
     }
 
-    /// Returns the rows that need the first tokens of a ranking.
+    /// Returns the rows that need the first tokens of a question.
     pub(super) fn screened_rows(&self) -> Rows {
         let count = self.inputs.step + offset_of!(Step, screened) as u64;
         Rows { count, bucket: self.bucket.screened, wanted: self.inputs.screened }
@@ -169,7 +170,7 @@ impl Pass<'_> {
             grid: grid(rows.bucket, 1, 1),
             threads: 256,
             shared_bytes: 4 * stride(width) as u32,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 
@@ -183,7 +184,7 @@ impl Pass<'_> {
         let Quantized { rows, width, digits } = *quantized;
         let used = &segments[..segment_count];
         let tiles: usize = used.iter().map(|s| (s.rows as usize).div_ceil(TILE_ROWS)).sum();
-        let args = Args::of(&GroupLinearArgs {
+        let args = Args::from_struct(&GroupLinearArgs {
             count: rows.count,
             x: self.buffers.quantized,
             blocks: self.buffers.blocks,
@@ -195,7 +196,7 @@ impl Pass<'_> {
         });
         let columns = rows.bucket * digits;
         let groups_of_block = if used.iter().all(|s| s.halves == 2) { 1 } else { 2 };
-        let bytes_of = |few: &Few| few.shared_bytes(k_blocks(width), groups_of_block);
+        let bytes_of = |few: &FewRowsKernel| few.shared_bytes(k_blocks(width), groups_of_block);
         let few =
             FEW.iter().find(|few| columns <= few.columns && rows.bucket <= self.tuning.few_rows);
         if let Some(few) = few.filter(|few| bytes_of(few) <= self.shared_bytes(few.kernel)) {

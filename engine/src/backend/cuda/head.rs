@@ -1,19 +1,18 @@
-//! The launches of the head: all logits of some rows, those of the first tokens in a ranking of others.
-
-mod screens;
+//! The launches of the head: all logits of some rows, those of the first tokens in a question of others.
 
 use super::{
     args::{
         DigitsArgs, DistributionArgs, DrawArgs, Estimates, FilteredDrawArgs, FinalNormArgs,
-        HeadArgs, LogitBoundsArgs, RescoreArgs, SelectArgs, TakeChangedArgs, WeighRestArgs,
+        HeadArgs, LogitBoundsArgs, RescoreArgs, ScreenArgs, SelectArgs, TakeChangedArgs,
+        WeighRestArgs,
     },
-    buffers::{Bucket, Outputs, REST_PARTS, capacity, changes_max},
+    buffers::{Bucket, Outputs, REST_PARTS, capacity, changes_max, screen_blocks},
     device::{Address, Args, Launch},
     forward::{Pass, grid},
     layout::TILE_ROWS,
+    linear::DeviceLinear,
     shape::stride,
     tables::{DenseHead, Dtype, Head, ScreenRows},
-    weights::DeviceLinear,
 };
 
 /// Threads of a block of `logit_bounds`, which has one for each group.
@@ -26,7 +25,26 @@ const RESCORE_ALL: usize = 1024;
 /// Blocks that take one row's tokens with changes, at most one for each thread.
 const CHANGED_BLOCKS: usize = 4;
 
-/// Where candidates go: those of rankings, or those of filters, which have thresholds.
+/// A kernel of the screen: columns (rows times digits) and groups per block, warps, shared memory per warp.
+struct Screening {
+    kernel: &'static str,
+    columns: usize,
+    groups: usize,
+    warps: usize,
+    warp_bytes: usize,
+}
+
+#[rustfmt::skip]
+const SCREENS: [Screening; 4] = [
+    Screening { kernel: "screen_n8", columns: 8, groups: 1, warps: 8, warp_bytes: 6144 },
+    Screening { kernel: "screen_n16", columns: 16, groups: 1, warps: 8, warp_bytes: 8192 },
+    Screening { kernel: "screen_n32", columns: 32, groups: 2, warps: 8, warp_bytes: 8192 },
+    Screening { kernel: "screen_n64", columns: 64, groups: 2, warps: 4, warp_bytes: 8192 },
+];
+/// `screen_tile`, for more columns: columns, groups, threads and shared memory per block.
+const SCREEN_TILE: (usize, usize, u32, usize) = (128, 8, 256, 98_304);
+
+/// Where candidates go: those of questions, or those of filters, which have thresholds.
 struct Candidates {
     filters: Address,
     counts: Address,
@@ -86,7 +104,7 @@ impl Pass<'_> {
             grid: grid(self.bucket.reported, 1, 1),
             threads: 1024,
             shared_bytes: 0,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 
@@ -106,7 +124,7 @@ impl Pass<'_> {
             grid: grid(rows, 1, 1),
             threads: 256,
             shared_bytes: 4 * stride(shape.hidden) as u32,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         });
         let args = HeadArgs {
             step: self.inputs.step,
@@ -122,7 +140,7 @@ impl Pass<'_> {
             grid: grid(rows.div_ceil(4), shape.vocab.div_ceil(128), 1),
             threads: 128,
             shared_bytes: 0,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         });
     }
 
@@ -149,7 +167,7 @@ impl Pass<'_> {
             eps: shape.stream_eps,
         };
         let bytes = 4 * stride(shape.hidden) as u32;
-        out.push(self.per_screened("digits", (256, bytes), Args::of(&digits)));
+        out.push(self.per_screened("digits", (256, bytes), Args::from_struct(&digits)));
         out.push(self.estimates(screen));
         let estimates = Estimates {
             errors: screen.errors,
@@ -212,11 +230,11 @@ impl Pass<'_> {
             grid: grid(blocks, self.bucket.screened, 1),
             threads: 128,
             shared_bytes: 0,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 
-    /// Finds the first tokens of rankings among all logits, which stay on the device.
+    /// Finds the first tokens of questions among all logits, which stay on the device.
     fn first_of_all(&self, head: &DeviceLinear, outputs: &Outputs, out: &mut Vec<Launch>) {
         let (shape, buffers) = (self.shape, self.buffers);
         let to = (buffers.estimates, shape.groups() * TILE_ROWS);
@@ -250,7 +268,7 @@ impl Pass<'_> {
     fn bounds(&self, estimates: Estimates, filters: Address) -> Launch {
         let args = LogitBoundsArgs {
             step: self.inputs.step,
-            rankings: self.inputs.rankings,
+            questions: self.inputs.questions,
             filters,
             estimates,
             lowest: self.buffers.lowest,
@@ -264,7 +282,7 @@ impl Pass<'_> {
             grid: grid(blocks, self.bucket.screened, 1),
             threads: BOUNDS_THREADS,
             shared_bytes: 0,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 
@@ -273,7 +291,7 @@ impl Pass<'_> {
         let buffers = self.buffers;
         let args = TakeChangedArgs {
             step: self.inputs.step,
-            rankings: self.inputs.rankings,
+            questions: self.inputs.questions,
             estimates,
             values: estimates.values,
             lowest: buffers.lowest,
@@ -288,7 +306,7 @@ impl Pass<'_> {
             grid: grid(CHANGED_BLOCKS, self.bucket.screened, 1),
             threads: 256,
             shared_bytes: 0,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         }
     }
 
@@ -300,10 +318,11 @@ impl Pass<'_> {
         outputs: &Outputs,
         out: &mut Vec<Launch>,
     ) {
-        let (step, rankings, rests) = (self.inputs.step, self.inputs.rankings, self.buffers.rests);
+        let (step, questions, rests) =
+            (self.inputs.step, self.inputs.questions, self.buffers.rests);
         let rest = WeighRestArgs {
             step,
-            rankings,
+            questions,
             filters: some.filters,
             estimates,
             thresholds: some.thresholds,
@@ -317,11 +336,11 @@ impl Pass<'_> {
             grid: grid(REST_PARTS, self.bucket.screened, 1),
             threads: 256,
             shared_bytes: 0,
-            args: Args::of(&rest),
+            args: Args::from_struct(&rest),
         });
         let draw = FilteredDrawArgs {
             step,
-            rankings,
+            questions,
             filters: some.filters,
             found_counts: outputs.found_counts,
             some_counts: some.counts,
@@ -337,7 +356,7 @@ impl Pass<'_> {
             changes_max: changes_max(self.shape) as u32,
             unused: 0,
         };
-        out.push(self.per_screened("filtered_draw", (256, 0), Args::of(&draw)));
+        out.push(self.per_screened("filtered_draw", (256, 0), Args::from_struct(&draw)));
     }
 
     fn per_screened(
@@ -354,7 +373,7 @@ impl Pass<'_> {
         let (shape, buffers) = (self.shape, self.buffers);
         let args = SelectArgs {
             step: self.inputs.step,
-            rankings: self.inputs.rankings,
+            questions: self.inputs.questions,
             filters: to.filters,
             estimates,
             lowest: buffers.lowest,
@@ -365,13 +384,13 @@ impl Pass<'_> {
             vocab: shape.vocab as u32,
             capacity: capacity(shape) as u32,
         };
-        self.per_screened("screen_select", (1024, 0), Args::of(&args))
+        self.per_screened("screen_select", (1024, 0), Args::from_struct(&args))
     }
 
     fn draw(&self, outputs: &Outputs) -> Launch {
         let args = DrawArgs {
             step: self.inputs.step,
-            rankings: self.inputs.rankings,
+            questions: self.inputs.questions,
             found_counts: outputs.found_counts,
             found: outputs.found,
             changed: self.buffers.changed,
@@ -381,7 +400,48 @@ impl Pass<'_> {
             capacity: capacity(self.shape) as u32,
             changes_max: changes_max(self.shape) as u32,
         };
-        self.per_screened("draw", (32, 0), Args::of(&args))
+        self.per_screened("draw", (32, 0), Args::from_struct(&args))
+    }
+
+    /// Returns the launch that estimates the logits of the screened rows.
+    fn estimates(&self, screen: &ScreenRows) -> Launch {
+        let (shape, buffers) = (self.shape, self.buffers);
+        let columns = self.bucket.screened * self.bucket.digits;
+        let args = Args::from_struct(&ScreenArgs {
+            step: self.inputs.step,
+            head: screen.rows,
+            scales: screen.scales,
+            errors: screen.errors,
+            norms: screen.norms,
+            digits: buffers.digits,
+            rows: buffers.digit_rows,
+            questions: self.inputs.questions,
+            estimates: buffers.estimates,
+            lowest: buffers.lowest,
+            highest: buffers.highest,
+            vocab: shape.vocab as u32,
+            k_blocks: screen_blocks(shape),
+            digit_count: self.bucket.digits as u32,
+            unused: 0,
+        });
+        let groups = shape.vocab.div_ceil(TILE_ROWS);
+        let (tile_columns, tile_groups, threads, bytes) = SCREEN_TILE;
+        let last = &SCREENS[SCREENS.len() - 1];
+        if columns > last.columns && bytes <= self.shared_bytes("screen_tile") {
+            let grid = grid(columns.div_ceil(tile_columns), groups.div_ceil(tile_groups), 1);
+            let shared_bytes = bytes as u32;
+            return Launch { kernel: "screen_tile", grid, threads, shared_bytes, args };
+        }
+        let screening = SCREENS.iter().find(|s| columns <= s.columns).unwrap_or(last);
+        let warps = screening.warps.min(self.shared_bytes(screening.kernel) / screening.warp_bytes);
+        let blocks = columns.div_ceil(screening.columns);
+        Launch {
+            kernel: screening.kernel,
+            grid: grid(groups.div_ceil(screening.groups), blocks, 1),
+            threads: 32 * warps as u32,
+            shared_bytes: (warps * screening.warp_bytes) as u32,
+            args,
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The compiled kernels in the program, made from `kernels/cuda` by `cargo xtask ptx`: PTX, which the driver
+//! The compiled kernels in the program, made from `kernels/cuda` by `cargo xtask ptx` (`engine/generated/cuda`): PTX, which the driver
 //! compiles for any device, and machine code (cubins) for compute capability 9.0, which loads without compilation. Some
 //! kernels exist as machine code alone.
 
@@ -27,8 +27,8 @@ macro_rules! modules {
         pub const MODULES: &[Module] = &[
             $(Module {
                 name: $name,
-                ptx: include_str!(concat!("../../kernels/cuda/ptx/", $name, ".ptx")),
-                cubin: include_bytes!(concat!("../../kernels/cuda/sm_90/", $name, ".cubin")),
+                ptx: include_str!(concat!("../../../generated/cuda/ptx/", $name, ".ptx")),
+                cubin: include_bytes!(concat!("../../../generated/cuda/sm_90/", $name, ".cubin")),
             }),*
         ];
     };
@@ -78,7 +78,7 @@ pub struct Extra {
 pub const EXTRAS: &[Extra] = &[Extra {
     name: "linear_wgmma",
     kernels: &["linear_wgmma", "gate_wgmma", "linear_wgmma64", "gate_wgmma64"],
-    cubin: include_bytes!("../../kernels/cuda/sm_90a/linear_wgmma.cubin"),
+    cubin: include_bytes!("../../../generated/cuda/sm_90a/linear_wgmma.cubin"),
 }];
 
 /// An image that a driver loads, with its kind.
@@ -131,16 +131,17 @@ mod tests {
         package().join("src/kernels/cuda")
     }
 
-    /// Returns the names of the files with an extension, without the extension.
-    fn files(extension: &str) -> Vec<String> {
-        let mut names: Vec<String> = std::fs::read_dir(sources())
-            .expect("the folder of kernels exists")
+    /// Returns the files with an extension, experimental ones included, as paths below the folder of kernels.
+    fn files(extension: &str) -> Vec<PathBuf> {
+        let mut paths: Vec<PathBuf> = [sources(), sources().join("experimental")]
+            .iter()
+            .flat_map(|folder| std::fs::read_dir(folder).expect("the folder of kernels exists"))
             .map(|entry| entry.expect("a folder can be read").path())
             .filter(|path| path.extension().is_some_and(|e| e == extension))
-            .map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned())
+            .map(|path| path.strip_prefix(sources()).expect("it lies there").to_owned())
             .collect();
-        names.sort();
-        names
+        paths.sort();
+        paths
     }
 
     fn sha256(bytes: &[u8]) -> String {
@@ -153,20 +154,24 @@ mod tests {
         let extras = EXTRAS.iter().map(|extra| extra.name);
         let mut names: Vec<&str> = MODULES.iter().map(|module| module.name).chain(extras).collect();
         names.sort_unstable();
-        assert_eq!(files("cu"), names);
+        let stem =
+            |path: &PathBuf| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let mut of_files: Vec<String> = files("cu").iter().filter_map(stem).collect();
+        of_files.sort_unstable();
+        assert_eq!(of_files, names);
     }
 
     #[test]
     fn compiled_kernels_match_their_sources() {
-        let listed =
-            std::fs::read_to_string(sources().join("ptx/SOURCES")).expect("the file is committed");
-        let names = files("cu").into_iter().map(|name| name + ".cu");
-        for name in names.chain(files("cuh").into_iter().map(|name| name + ".cuh")) {
-            let bytes = std::fs::read(sources().join(&name)).expect("a file that was listed");
-            let line = format!("{}  {name}", sha256(&bytes));
+        let listed = std::fs::read_to_string(package().join("generated/cuda/SOURCES"));
+        let listed = listed.expect("the file is committed");
+        for path in files("cu").into_iter().chain(files("cuh")) {
+            let bytes = std::fs::read(sources().join(&path)).expect("a file that was listed");
+            let line = format!("{}  {}", sha256(&bytes), path.display());
             assert!(
                 listed.lines().any(|listed| listed == line),
-                "{name} changed: run cargo xtask ptx"
+                "{} changed: run cargo xtask ptx",
+                path.display()
             );
         }
         let sources_listed =

@@ -80,7 +80,7 @@ impl Peaks {
             grid: [blocks, 1, 1],
             threads: THREADS,
             shared_bytes: 0,
-            args: Args::of(&args),
+            args: Args::from_struct(&args),
         };
         let mut time = |kernel, args| seconds_of(device, &[launch(kernel, args)], to, timing);
         let (read, mma, fma) =

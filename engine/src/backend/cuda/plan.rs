@@ -3,15 +3,17 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    args::{self, AttentionTask, RowFilter, RowRanking, Step},
-    attention::{SHORT_STEP, short_positions, slices, tasks_of_row},
-    buffers::{AttentionMode, Bucket, Buffers, Inputs, Limits, bucket_of},
+    args::{self, AttentionTask, RowFilter, RowQuestion, Step},
+    attention_mode::{AttentionMode, SHORT_STEP, short_positions, slices, tasks_of_row},
+    buffers::{Bucket, Buffers, Inputs, Limits, bucket_of},
     device::Address,
+    draws::{Chunk, FilteredDraw, RowDraw},
     shape::Shape,
 };
 use crate::{
-    backend::{Chunk, LogitChange, Ranking, TokenDraw, cpu::KvType},
+    backend::cpu::KvType,
     kv::BLOCK_TOKENS,
+    sampling::{GumbelNoise, Largest, LogitChange},
 };
 
 /// How far below the largest logit the candidates of top-p reach, in units of the temperature: those further below weigh less
@@ -63,7 +65,7 @@ pub fn cut(chunks: &[Chunk<'_>], limits: &Limits) -> Vec<Vec<Piece>> {
     parts
 }
 
-/// A row that needs the logits of the first tokens in a ranking.
+/// A row that needs some tokens, or a draw.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     /// Row within the part.
@@ -72,57 +74,59 @@ pub struct Wanted {
     pub chunk: usize,
     /// The first of its changes among the chunk's.
     pub first_change: usize,
-    /// The ranking.
-    pub ranking: Ranking,
+    /// What it needs.
+    pub draw: RowDraw,
 }
 
 impl Wanted {
     /// Returns whether one token is enough.
     pub fn is_single(&self) -> bool {
-        self.ranking.draw.is_some() || self.ranking.count <= 1 && self.ranking.within == 0.0
+        let Largest { count, within, .. } = self.draw.largest;
+        self.draw.filtered.is_some() || count <= 1 && within == 0.0
     }
 
     /// Returns whether the device draws the token of this row with filters.
     pub fn has_filters(&self) -> bool {
-        self.ranking.draw.is_some_and(|draw| draw.has_filters())
+        self.draw.filtered.is_some_and(|draw| draw.has_filters())
     }
 
     /// Returns the changes of logits before the row's draw, of tokens in the vocabulary.
     pub fn changes<'a>(&self, chunks: &[Chunk<'a>], shape: &Shape) -> &'a [LogitChange] {
         let changes = chunks[self.chunk].logits.changes();
-        let changes = &changes[self.first_change..][..self.ranking.changes];
+        let changes = &changes[self.first_change..][..self.draw.changes];
         &changes[..changes.partition_point(|change| (change.token as usize) < shape.vocab)]
     }
 
     /// Returns whether the device computes the distribution of this row.
     pub fn is_reported(&self) -> bool {
-        self.ranking.report.is_some()
+        self.draw.report.is_some()
     }
 
     fn filter(&self) -> RowFilter {
-        let draw = self.ranking.draw.filter(TokenDraw::has_filters);
-        let Some(TokenDraw { noise, top_k, top_p, min_p }) = draw else {
+        let draw = self.draw.filtered.filter(FilteredDraw::has_filters);
+        let Some(FilteredDraw { noise, top_k, top_p, min_p }) = draw else {
             return RowFilter::zeroed();
         };
-        // Without top-p, the ranking reaches as far as min-p.
-        let reach = if top_p < 1.0 { REACH * noise.temperature } else { self.ranking.within };
+        // Without top-p, as far as min-p.
+        let within = self.draw.largest.within;
+        let reach = if top_p < 1.0 { REACH * noise.temperature } else { within };
         RowFilter { is_on: 1, top_k: top_k as u32, top_p, min_p, reach }
     }
 
-    /// Returns the ranking, with changes from an index on.
-    fn for_device(&self, first_change: usize, changes: usize) -> RowRanking {
-        let ranking = match self.ranking.draw {
+    /// Returns the tokens to find, with changes from an index on.
+    fn for_device(&self, first_change: usize, changes: usize) -> RowQuestion {
+        let largest = match self.draw.filtered {
             // The first token by noise; filters decide whether it is the drawn one.
-            Some(draw) => Ranking { noise: Some(draw.noise), ..Ranking::largest(1) },
-            None => self.ranking,
+            Some(draw) => Largest { noise: Some(draw.noise), ..Largest::logits(1) },
+            None => self.draw.largest,
         };
-        let Ranking { count, within, noise, .. } = ranking;
-        RowRanking {
+        let Largest { count, within, noise, .. } = largest;
+        RowQuestion {
             count: count.max(1) as u32,
             within,
             temperature: noise.map_or(0.0, |noise| noise.temperature),
             single: self.is_single().into(),
-            keys: noise.map_or([0; 4], |noise| noise.noise.keys()),
+            keys: noise.map_or([0; 4], GumbelNoise::keys),
             first_change: first_change as u32,
             changes: changes as u32,
         }
@@ -157,11 +161,11 @@ impl AllWanted {
     }
 }
 
-/// Finds the rows of a part that need logits. `screens` returns whether the screen finds the first tokens of a ranking.
+/// Finds the rows of a part that need logits. `screens` returns whether the screen finds what a draw needs.
 pub fn wanted(
     part: &[Piece],
     chunks: &[Chunk<'_>],
-    screens: impl Fn(&Ranking) -> bool,
+    screens: impl Fn(&RowDraw) -> bool,
 ) -> AllWanted {
     let mut all = AllWanted::default();
     let mut first = 0;
@@ -169,17 +173,15 @@ pub fn wanted(
         let chunk = &chunks[piece.chunk];
         let here = piece.start..piece.start + piece.len;
         let mut next_change = 0;
-        for (row, ranking) in chunk.logits.wanted(0..chunk.tokens.len()) {
+        for (row, draw) in chunk.logits.wanted(0..chunk.tokens.len()) {
             let first_change = next_change;
-            next_change += ranking.map_or(0, |ranking| ranking.changes);
+            next_change += draw.map_or(0, |draw| draw.changes);
             if !here.contains(&row) {
                 continue;
             }
             let (row, chunk) = (row - piece.start + first, piece.chunk);
-            match ranking.filter(&screens) {
-                Some(ranking) => {
-                    all.screened.push(Wanted { row, chunk, first_change, ranking });
-                }
+            match draw.filter(&screens) {
+                Some(draw) => all.screened.push(Wanted { row, chunk, first_change, draw }),
                 None => all.whole.push(row),
             }
         }
@@ -283,7 +285,7 @@ impl Image {
         }
         let reported = screened.iter().filter(|wanted| wanted.is_reported());
         let of_step = whole.iter().copied().chain(reported.clone().map(|wanted| wanted.row));
-        let tops = reported.clone().filter_map(|wanted| wanted.ranking.report);
+        let tops = reported.clone().filter_map(|wanted| wanted.draw.report);
         let step = Step {
             rows: row as u32,
             tasks: tasks.len() as u32,
@@ -311,8 +313,8 @@ impl Image {
                 let change = args::LogitChange { token, bias, penalty, less };
                 bytes.extend_from_slice(bytemuck::bytes_of(&change));
             }
-            let ranking = wanted.for_device(first, changes.len());
-            put(bytes, inputs, inputs.rankings, row, [ranking]);
+            let question = wanted.for_device(first, changes.len());
+            put(bytes, inputs, inputs.questions, row, [question]);
         }
     }
 }

@@ -2,17 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::{
-    buffers::Bucket,
-    device::{DeviceError, Launch, Recording},
-    memory::RECORDINGS_BYTES,
-    step::CudaBackend,
-};
+use super::{buffers::Bucket, device::Recording};
 
 /// Recordings that are kept.
 #[derive(Debug, Default)]
 pub struct Recordings {
-    kept: HashMap<Bucket, Kept>,
+    kept: HashMap<Bucket, RecordedPass>,
     /// Launches of all that are kept.
     launches: usize,
     /// Uses of all recordings so far.
@@ -20,7 +15,7 @@ pub struct Recordings {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct RecordedPass {
     /// `None` if the device could not record the pass.
     recording: Option<Recording>,
     launches: usize,
@@ -29,21 +24,21 @@ struct Kept {
 
 impl Recordings {
     /// Returns the recording of a bucket: `Some(None)` if the device could not make it.
-    fn find(&mut self, bucket: &Bucket) -> Option<Option<Recording>> {
+    pub fn find(&mut self, bucket: &Bucket) -> Option<Option<Recording>> {
         self.uses += 1;
         let kept = self.kept.get_mut(bucket)?;
         kept.last_use = self.uses;
         Some(kept.recording)
     }
 
-    fn insert(&mut self, bucket: Bucket, recording: Option<Recording>, launches: usize) {
+    pub fn insert(&mut self, bucket: Bucket, recording: Option<Recording>, launches: usize) {
         let launches = if recording.is_some() { launches } else { 0 };
         self.launches += launches;
-        self.kept.insert(bucket, Kept { recording, launches, last_use: self.uses });
+        self.kept.insert(bucket, RecordedPass { recording, launches, last_use: self.uses });
     }
 
     /// Removes those that were not used for the longest time, until there is room for so many launches.
-    fn make_room(&mut self, launches: usize, launches_max: usize) -> Vec<Recording> {
+    pub fn make_room(&mut self, launches: usize, launches_max: usize) -> Vec<Recording> {
         let mut removed = Vec::new();
         while self.launches + launches > launches_max {
             let of_use = self.kept.iter().filter(|(_, kept)| kept.recording.is_some());
@@ -62,77 +57,15 @@ impl Recordings {
     }
 
     /// Removes all.
-    fn clear(&mut self) -> Vec<Recording> {
+    pub fn clear(&mut self) -> Vec<Recording> {
         self.launches = 0;
         self.kept.drain().filter_map(|(_, kept)| kept.recording).collect()
     }
 }
 
-impl CudaBackend {
-    /// Drops all recordings.
-    pub(super) fn forget_recordings(&mut self) -> Result<(), DeviceError> {
-        let all = self.state.recordings.clear();
-        self.device.forget(&all)
-    }
-
-    /// Replays the launches of a bucket; records them first if they are not recorded. A pass that the device cannot record is
-    /// launched kernel by kernel.
-    pub(super) fn replay(
-        &mut self,
-        bucket: &Bucket,
-        launches: impl Fn(&Self) -> Vec<Launch>,
-    ) -> Result<(), DeviceError> {
-        match self.state.recordings.find(bucket) {
-            Some(Some(recording)) => return self.device.replay(recording),
-            Some(None) => return self.launch_all(&launches(self)),
-            None => {}
-        }
-        let launches = launches(self);
-        let launches_max = RECORDINGS_BYTES / self.device.recorded_launch_bytes().max(1);
-        let removed = self.state.recordings.make_room(launches.len(), launches_max as usize);
-        if !removed.is_empty() {
-            self.device.forget(&removed)?;
-        }
-        let mut recorded = self.record(&launches);
-        if matches!(recorded, Err(DeviceError::OutOfMemory { .. })) {
-            self.forget_recordings()?;
-            recorded = self.record(&launches);
-        }
-        let recording = match recorded {
-            Ok(recording) => Some(recording),
-            Err(error @ (DeviceError::OutOfMemory { .. } | DeviceError::Call { .. })) => {
-                tracing::warn!(%error, rows = bucket.rows, "a pass is not recorded");
-                self.launch_all(&launches)?;
-                None
-            }
-            Err(error) => return Err(error),
-        };
-        self.state.recordings.insert(*bucket, recording, launches.len());
-        Ok(())
-    }
-
-    /// Records launches and replays them.
-    fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
-        let recording = self.device.record(launches)?;
-        // The first replay takes memory, too.
-        match self.device.replay(recording) {
-            Ok(()) => Ok(recording),
-            Err(error) => {
-                self.device.forget(&[recording])?;
-                Err(error)
-            }
-        }
-    }
-
-    /// Launches kernels one by one.
-    pub(super) fn launch_all(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
-        launches.iter().try_for_each(|launch| self.device.launch(launch))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{super::buffers::AttentionMode, *};
+    use super::{super::attention_mode::AttentionMode, *};
 
     fn bucket(rows: usize) -> Bucket {
         Bucket {

@@ -6,12 +6,13 @@
 
 use super::{
     CudaLoadError, CudaOptions, KvBlocks,
+    backend::CudaBackend,
+    buffers::Limits,
     cost::{self, Cost, Load},
     device::{DeviceError, Launch, Properties},
     driver,
+    load::start,
     peaks::{Peaks, Timing, seconds_of},
-    start,
-    step::CudaBackend,
 };
 use crate::{
     backend::{Backend as _, Chunk, Logits, PositionLogits, StepError},
@@ -97,7 +98,7 @@ pub fn measure(
 ) -> Result<Rooflines, RooflineError> {
     let device = driver::open(options.ordinal)?;
     let options = CudaOptions { blocks: KvBlocks::Exactly(workload.block_count()), ..options };
-    let mut backend = start(model, Box::new(device), options, super::Limits::default())?;
+    let mut backend = start(model, Box::new(device), options, Limits::default())?;
     let timing = if quick { Timing::QUICK } else { Timing::default() };
     of_backend(&mut backend, workload, &timing)
 }
@@ -139,7 +140,7 @@ fn step(
     let waits_at = backend.kv_base;
     let mut kernels: Vec<(KernelTime, Vec<Launch>)> = Vec::new();
     for launch in &launches {
-        let (cost, of) = cost::of(launch, &load);
+        let (cost, of) = cost::compute(launch, &load);
         match kernels.iter_mut().find(|(k, _)| k.kernel == launch.kernel && k.of == of) {
             Some((_, launches)) => launches.push(*launch),
             None => {

@@ -8,12 +8,13 @@ use rayon::prelude::*;
 
 use super::{
     args::{LINEAR_STORE, Step},
-    buffers::{AttentionMode, Bucket},
+    attention_mode::AttentionMode,
+    backend::CudaBackend,
+    buffers::Bucket,
     device::{DeviceError, Launch, Part},
     error::CudaLoadError,
     forward::Input,
     shape::Shape,
-    step::CudaBackend,
 };
 use crate::{
     config::{Linear, Norm},
@@ -34,7 +35,7 @@ fn wave(i: usize) -> i32 {
 }
 
 /// A linear with its weights on the host.
-struct Known {
+struct HostLinear {
     ternary: TernaryMatrix,
     /// Digits of the input, if the matrix has scales of groups.
     digits: Digits,
@@ -43,8 +44,8 @@ struct Known {
     bias: Option<Vec<f32>>,
 }
 
-impl Known {
-    fn of(
+impl HostLinear {
+    fn from_model(
         model: &Model,
         digits: Digits,
         (layer, linear): (usize, Linear),
@@ -65,7 +66,7 @@ impl Known {
     /// Computes the outputs of one row before the bias.
     fn products(&self, x: &[f32]) -> Vec<f32> {
         let Self { ternary, norm, .. } = self;
-        let kernels = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
+        let kernels = FloatKernels::for_isa(Isa::Scalar).expect("scalar kernels exist everywhere");
         let mut normed = x.to_vec();
         if let Some((weight, eps)) = norm {
             kernels.rms_norm(x, weight, *eps, &mut normed);
@@ -87,7 +88,7 @@ impl Known {
     }
 }
 
-impl Known {
+impl HostLinear {
     /// The same by the definition of `kernels::group_gemm`.
     fn group_products(
         &self,
@@ -120,9 +121,9 @@ pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError
     let digits = if backend.shape.digits == 2 { Digits::Two } else { Digits::One };
     for layer in [0, last] {
         for linear in Linear::ALL {
-            let known = Known::of(model, digits, (layer, linear))?;
+            let on_host = HostLinear::from_model(model, digits, (layer, linear))?;
             for rows in ROWS {
-                test(backend, &known, (layer, linear), rows)?;
+                test(backend, &on_host, (layer, linear), rows)?;
             }
         }
     }
@@ -174,11 +175,11 @@ pub fn compute(
 
 fn test(
     backend: &mut CudaBackend,
-    known: &Known,
+    on_host: &HostLinear,
     (layer, linear): (usize, Linear),
     rows: usize,
 ) -> Result<(), CudaLoadError> {
-    let (limits, shape, ternary) = (backend.limits, backend.shape, &known.ternary);
+    let (limits, shape, ternary) = (backend.limits, backend.shape, &on_host.ternary);
     let fits = rows * ternary.cols <= limits.rows * shape.hidden
         && rows * ternary.rows <= limits.rows * shape.intermediate;
     if rows > limits.rows || !fits {
@@ -198,7 +199,7 @@ fn test(
     let mut got = vec![0f32; rows * ternary.rows];
     compute(backend, &bucket, &x, &launches, &mut got)?;
     let matches = |(x, got): (&[f32], &[f32])| {
-        let want = known.outputs(x);
+        let want = on_host.outputs(x);
         want.iter().zip(got).all(|(want, got)| want.to_bits() == got.to_bits())
     };
     let outputs = got.par_chunks_exact(ternary.rows);

@@ -73,7 +73,7 @@ pub struct Shape {
 
 impl Shape {
     /// Reads the sizes and constants from a model's configuration.
-    pub fn of(config: &ModelConfig, kv: KvType, activations: Option<Digits>) -> Self {
+    pub fn from_config(config: &ModelConfig, kv: KvType, activations: Option<Digits>) -> Self {
         let inputs = Linear::ALL.map(|linear| config.linear_shape(linear).1);
         Self {
             layers: config.layer_count,

@@ -1,369 +1,297 @@
-//! Passes on the device: one upload, the launches, and one download. `ahead.rs` chooses the passes of a step.
+//! A step as passes: those that it needs, and the decodes that are begun [ahead](super::ahead).
 
 use super::{
-    ahead::Ahead,
-    buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity, changes_max},
-    device::{Address, Device, DeviceError, Launch, Part, Reading},
-    forward::Pass,
-    found::{Downloaded, List, Lists},
-    plan::{self, AllWanted, AttentionLimits, Image, Piece, Wanted},
-    recordings::Recordings,
-    shape::Shape,
-    tuning::Tuning,
-    weights::Weights,
+    ahead::{Ahead, MISSES_MAX, Row},
+    args::IS_CARRIED,
+    backend::CudaBackend,
+    device::{Address, DeviceError, Part},
+    draws::{Chunk, RowDraw, Rows},
+    found::{Lists, undecided},
 };
 use crate::{
-    backend::{Chunk, Ranking, cpu::screen::SCREEN_SHARE, logits},
-    config::ModelConfig,
+    backend::{self, Asynchronous, Backend, Logits, StepError, positions},
+    kv::{BLOCK_TOKENS, BlockId, blocks_for},
 };
 
-/// Above one candidate per this many tokens, candidates cost more than a second digit.
-const ONE_DIGIT_SHARE: usize = 64;
+impl Backend for CudaBackend {
+    fn vocab_size(&self) -> usize {
+        self.shape.vocab
+    }
 
-/// A model on a device.
-pub struct CudaBackend {
-    pub(super) device: Box<dyn Device>,
-    pub(super) weights: Weights,
-    pub(super) buffers: Buffers,
-    pub(super) shape: Shape,
-    pub(super) config: ModelConfig,
-    pub(super) limits: Limits,
-    pub(super) kv_base: Address,
-    pub(super) block_count: usize,
-    pub(super) numerics_class: String,
-    pub(super) tuning: Tuning,
-    pub(super) state: State,
+    fn block_count(&self) -> usize {
+        self.block_count
+    }
+
+    fn weight_bytes(&self) -> Option<usize> {
+        Some(self.weights.step_bytes())
+    }
+
+    fn numerics_class(&self) -> &str {
+        &self.numerics_class
+    }
+
+    fn step(
+        &mut self,
+        chunks: &[backend::Chunk<'_>],
+        logits: &mut Logits,
+    ) -> Result<(), StepError> {
+        positions::check(chunks, &self.config, self.block_count, &mut self.state.written)?;
+        self.run_step(chunks, logits).map_err(failure)
+    }
+
+    fn as_asynchronous(&mut self) -> Option<&mut dyn Asynchronous> {
+        Some(self)
+    }
+
+    fn draws_tokens(&self) -> bool {
+        self.weights.tables.head.finds()
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
+        let (bytes, from_at, to_at) = (self.block_bytes(), self.block_at(from), self.block_at(to));
+        // The ranges of a copy must not overlap.
+        if from == to { Ok(()) } else { self.device.copy(from_at, to_at, bytes).map_err(failure) }
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.shape.kv_block_bytes()
+    }
+
+    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
+        let (from, before) = (self.block_at(block), content.len());
+        content.resize(before + self.block_bytes(), 0);
+        self.device.read(&mut [Part { from, to: &mut content[before..] }]).map_err(failure)
+    }
+
+    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
+        assert_eq!(content.len(), self.block_bytes(), "the content of one block");
+        self.device.write(self.block_at(block), content).map_err(failure)
+    }
 }
 
-/// State between steps. No result depends on it.
-#[derive(Default)]
-pub(super) struct State {
-    pub(super) recordings: Recordings,
-    image: Image,
-    found: Downloaded,
-    /// Decodes that the last step has begun.
-    pub(super) ahead: Ahead,
-    /// The end of a pass without outputs, while nothing has waited for it.
-    pub(super) unread: Option<Reading>,
-    /// Whether steps begin no decodes, so that they can be measured one by one.
-    pub(super) alone: bool,
-    /// Candidates of the last step's screened rows.
-    pub(super) candidates: usize,
-    /// Scratch of the check of a step.
-    pub(super) written: Vec<u64>,
-    /// Whether one digit has ever left too many candidates; later steps then use two.
-    pub(super) coarse: bool,
-    /// Whether the device has kernels with products of warpgroups, and attention in tiles, tested at load.
-    pub(super) has_warpgroups: bool,
-    pub(super) has_tiles: bool,
+impl Asynchronous for CudaBackend {
+    fn decodes_ahead(&self) -> bool {
+        true
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.state.unread.is_some()
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        self.finish_unread().map_err(failure)
+    }
 }
 
-/// A pass without a wait, and its outputs.
-#[derive(Debug)]
-pub(super) struct InFlight {
-    reading: Reading,
-    found: Downloaded,
-    screened: Vec<Wanted>,
-    digits: usize,
-}
-
-/// A part of a step, and its attention kernels.
-struct Work<'a> {
-    part: &'a [Piece],
-    chunks: &'a [Chunk<'a>],
-    attention: AttentionMode,
-    reach: usize,
-}
-
-/// Rows of one pass.
-#[derive(Clone, Copy)]
-struct OfPass<'a> {
-    whole: &'a [usize],
-    screened: &'a [Wanted],
-    /// Whether this pass runs the layers.
-    first: bool,
+fn failure(error: DeviceError) -> StepError {
+    match error {
+        DeviceError::Sticky { .. } | DeviceError::Lost { .. } => {
+            StepError::DeviceLost(Box::new(error))
+        }
+        _ => StepError::Device(Box::new(error)),
+    }
 }
 
 impl CudaBackend {
-    /// Returns whether the screen finds the first tokens of a ranking, or the token of its draw. It keeps nothing for further
-    /// looks.
-    pub(super) fn screens(&self, ranking: &Ranking) -> bool {
-        // The device makes the changes before a draw.
-        let (count, keeps) = match ranking.draw {
-            Some(draw) => (if draw.has_filters() { draw.top_k.max(1) } else { 1 }, false),
-            None => (ranking.count, ranking.keeps),
-        };
-        let room = self.shape.groups().min(capacity(&self.shape) / 2);
-        self.weights.tables.head.finds()
-            && !keeps
-            && ranking.changes <= changes_max(&self.shape)
-            && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
-            && count <= room
-    }
-
-    /// Runs chunks in as many passes as they need, and waits. Writes all logits of whole rows to `all`; returns the first tokens
-    /// of the others, in the order of the chunks.
-    pub(super) fn run_all(
-        &mut self,
-        chunks: &[Chunk<'_>],
-        mut all: &mut [f32],
-    ) -> Result<Lists, DeviceError> {
-        let mut lists = Lists::new();
-        for part in &plan::cut(chunks, &self.limits) {
-            let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
-            let (attention, reach) = self.attention(part, chunks);
-            let work = Work { part, chunks, attention, reach };
-            let (here, rest) = all.split_at_mut(wanted.whole.len() * self.shape.vocab);
-            self.run_part(&work, &wanted, here, &mut lists)?;
-            all = rest;
-        }
-        Ok(lists)
-    }
-
-    /// Starts chunks that need the first token of some rankings and nothing else, without a wait. The tokens are carried to
-    /// later passes from index `carry` on. `None` if that takes several passes.
-    pub(super) fn begin(
-        &mut self,
-        chunks: &[Chunk<'_>],
-        carry: usize,
-    ) -> Result<Option<InFlight>, DeviceError> {
-        let parts = plan::cut(chunks, &self.limits);
-        let [part] = &parts[..] else { return Ok(None) };
-        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
-        let is_one_pass = wanted.passes(&self.limits).len() == 1;
-        let AllWanted { whole, screened } = wanted;
-        if !whole.is_empty() || !screened.iter().all(Wanted::is_single) || !is_one_pass {
-            return Ok(None);
-        }
-        let (attention, reach) = self.attention(part, chunks);
-        let work = Work { part, chunks, attention, reach };
-        let rows = OfPass { whole: &[], screened: &screened, first: true };
-        let (digits, outputs) = self.start(&work, rows, carry)?;
-        let mut found = Downloaded::default();
-        let (from, bytes) = found.begin(&outputs, &screened, capacity(&self.shape));
-        let reading = self.device.begin_read(from, bytes)?;
-        Ok(Some(InFlight { reading, found, screened, digits }))
-    }
-
-    /// Waits for a pass. Returns the first token of each screened row, none for rows that it does not decide.
-    pub(super) fn finish(&mut self, pass: InFlight) -> Result<Lists, DeviceError> {
-        let InFlight { reading, mut found, screened, digits } = pass;
-        self.device.finish_read(reading, &mut found.bytes)?;
-        self.state.unread = None;
-        Ok(self.collect(&found, &screened, digits))
-    }
-
-    /// Chooses the attention kernels of a part, and the room for scores in positions.
-    fn attention(&self, part: &[Piece], chunks: &[Chunk<'_>]) -> (AttentionMode, usize) {
-        let multiprocessors = self.device.properties().multiprocessors as usize;
-        let (tuning, has_tiles) = (&self.tuning, self.state.has_tiles);
-        let limits = AttentionLimits {
-            split_tasks: tuning.split_tasks.saturating_mul(multiprocessors),
-            short: (tuning.short_blocks.saturating_mul(multiprocessors), tuning.short_positions),
-            tile_rows: if has_tiles { tuning.attention_tile_rows } else { usize::MAX },
-        };
-        plan::attention(part, chunks, &self.shape, &self.buffers, limits)
-    }
-
-    /// Runs a part; writes all logits of its whole rows to `all` `(whole, vocab)`.
-    fn run_part(
-        &mut self,
-        work: &Work<'_>,
-        wanted: &AllWanted,
-        mut all: &mut [f32],
-        lists: &mut Lists,
-    ) -> Result<(), DeviceError> {
-        let mut overflowed = Vec::new();
-        let mut first = true;
-        for (whole, screened) in wanted.passes(&self.limits) {
-            let rows = OfPass { whole, screened, first };
-            let (here, rest) = all.split_at_mut(rows.whole.len() * self.shape.vocab);
-            self.pass(work, rows, here, lists, &mut overflowed)?;
-            (all, first) = (rest, false);
-        }
-        self.list_overflowed(work, &overflowed, lists)
-    }
-
-    /// Computes all logits of rows that the screen did not decide, many rows in a pass, and lists the first tokens.
-    fn list_overflowed(
-        &mut self,
-        work: &Work<'_>,
-        overflowed: &[(usize, Wanted)],
-        lists: &mut Lists,
-    ) -> Result<(), DeviceError> {
-        let vocab = self.shape.vocab;
-        for some in overflowed.chunks(self.limits.whole) {
-            let whole: Vec<usize> = some.iter().map(|(_, wanted)| wanted.row).collect();
-            let rows = OfPass { whole: &whole, screened: &[], first: false };
-            let mut all = vec![0.0; whole.len() * vocab];
-            self.pass(work, rows, &mut all, &mut Lists::new(), &mut Vec::new())?;
-            for ((list, wanted), logits) in some.iter().zip(all.chunks_exact(vocab)) {
-                lists[*list] = undecided(logits, &wanted.ranking);
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs one upload, the launches and one download. Adds rows that are not decided to `overflowed`, with the index of
-    /// their list.
-    fn pass(
-        &mut self,
-        work: &Work<'_>,
-        rows: OfPass<'_>,
-        all: &mut [f32],
-        lists: &mut Lists,
-        overflowed: &mut Vec<(usize, Wanted)>,
-    ) -> Result<(), DeviceError> {
-        let (digits, outputs) = self.start(work, rows, 0)?;
-        self.download(&outputs, rows, all)?;
-        let found = std::mem::take(&mut self.state.found);
-        for (list, wanted) in
-            self.collect(&found, rows.screened, digits).into_iter().zip(rows.screened)
-        {
-            if list.tokens.is_empty() {
-                overflowed.push((lists.len(), *wanted));
-            }
-            lists.push(list);
-        }
-        self.state.found = found;
-        Ok(())
-    }
-
-    /// Uploads the inputs of a pass and launches it; returns the digits of its screen.
-    fn start(
-        &mut self,
-        work: &Work<'_>,
-        rows: OfPass<'_>,
-        carry: usize,
-    ) -> Result<(usize, Outputs), DeviceError> {
-        let bucket = self.bucket(work, rows.whole.len(), rows.screened);
-        let (inputs, outputs) =
-            (self.buffers.inputs(&bucket, &self.shape), self.buffers.outputs(&bucket));
-        let image = &mut self.state.image;
-        let wanted = (rows.whole, rows.screened);
-        image.write((work.part, work.chunks), wanted, carry, &inputs, &bucket, &self.shape);
-        self.device.write(inputs.step, image.bytes())?;
-        self.launch(&bucket, &outputs, rows.first)?;
-        Ok((bucket.digits, outputs))
-    }
-
-    /// Lists what the screen has found of each row; nothing of rows that it does not decide.
-    fn collect(&mut self, found: &Downloaded, rows: &[Wanted], digits: usize) -> Lists {
-        let candidates = |row| found.count(row).min(self.shape.vocab);
-        let total: usize = (0..rows.len()).map(candidates).sum();
-        self.state.candidates += total;
-        if digits == 1 && total > rows.len() * self.shape.vocab / ONE_DIGIT_SHARE {
-            self.state.coarse = true;
-        }
-        found.lists(rows)
-    }
-
-    fn bucket(&self, work: &Work<'_>, whole: usize, screened: &[Wanted]) -> Bucket {
-        let filters = screened.iter().any(Wanted::has_filters);
-        let changes = screened.iter().any(|wanted| wanted.ranking.changes > 0);
-        let reported = screened.iter().filter(|wanted| wanted.is_reported()).count();
-        let screened = screened.len();
-        let one_digit = screened >= self.tuning.one_digit_rows && !self.state.coarse;
-        Bucket {
-            rows: bucket_of(work.part.iter().map(|piece| piece.len).sum()).min(self.limits.rows),
-            whole: bucket_of(whole + reported).min(self.limits.whole),
-            reported: bucket_of(reported).min(self.limits.whole),
-            screened: bucket_of(screened).min(self.limits.screened),
-            reach: work.reach,
-            attention: work.attention,
-            digits: if one_digit { 1 } else { 2 },
-            filters,
-            changes,
-        }
-    }
-
-    /// Returns the launches of a step of one pass. Their inputs are those of the last step.
-    pub(super) fn launches(&self, chunks: &[Chunk<'_>]) -> Vec<Launch> {
-        let parts = plan::cut(chunks, &self.limits);
-        let [part] = &parts[..] else { panic!("the step is of {} passes", parts.len()) };
-        let wanted = plan::wanted(part, chunks, |ranking| self.screens(ranking));
-        let (attention, reach) = self.attention(part, chunks);
-        let work = Work { part, chunks, attention, reach };
-        let bucket = self.bucket(&work, wanted.whole.len(), &wanted.screened);
-        let pass = self.pass_of(&bucket);
-        [pass.body(), pass.head(&self.buffers.outputs(&bucket))].concat()
-    }
-
-    /// Collects what the launches of a pass depend on.
-    pub(super) fn pass_of(&self, bucket: &Bucket) -> Pass<'_> {
-        Pass {
-            weights: &self.weights,
-            buffers: &self.buffers,
-            shape: &self.shape,
-            inputs: self.buffers.inputs(bucket, &self.shape),
-            bucket: *bucket,
-            kv_base: self.kv_base,
-            tuning: self.tuning,
-            has_warpgroups: self.state.has_warpgroups,
-            many: None,
-            device: self.device.as_ref(),
-        }
-    }
-
-    /// Launches the layers (if `first`) and the head. Launches of small passes are recorded once and then replayed.
-    fn launch(
-        &mut self,
-        bucket: &Bucket,
-        outputs: &Outputs,
-        first: bool,
-    ) -> Result<(), DeviceError> {
-        self.device.let_overlap(bucket.rows <= self.tuning.overlap_rows);
-        let launches = |backend: &Self| {
-            let pass = backend.pass_of(bucket);
-            let mut launches = if first { pass.body() } else { Vec::new() };
-            launches.extend(pass.head(outputs));
-            launches
-        };
-        if first && bucket.rows <= self.limits.recorded {
-            return self.replay(bucket, launches);
-        }
-        self.launch_all(&launches(self))
-    }
-
-    /// Waits for a pass without outputs, if nothing has.
-    pub(super) fn finish_unread(&mut self) -> Result<(), DeviceError> {
-        let unread = self.state.unread.take();
-        unread.map_or(Ok(()), |reading| self.device.finish_read(reading, &mut Vec::new()))
-    }
-
-    /// Waits for the pass and downloads its outputs. Does not wait for a pass without outputs, but for one before it, so that the
-    /// device has work while the host prepares the next pass.
-    fn download(
-        &mut self,
-        outputs: &Outputs,
-        rows: OfPass<'_>,
-        all: &mut [f32],
-    ) -> Result<(), DeviceError> {
-        let mut parts = Vec::new();
-        let (_, bytes) = self.state.found.begin(outputs, rows.screened, capacity(&self.shape));
-        if bytes > 0 {
-            parts.push(self.state.found.part(bytes));
-        }
-        if !all.is_empty() {
-            parts.push(Part { from: outputs.logits, to: bytemuck::cast_slice_mut(all) });
-        }
-        if parts.is_empty() && !self.state.alone {
-            let reading = self.device.begin_read(outputs.found_counts, 0)?;
-            let waited = self.finish_unread();
-            self.state.unread = Some(reading);
-            return waited;
-        }
-        self.state.unread = None;
-        self.device.read(&mut parts)
+    /// Returns the address of a block's keys and values.
+    fn block_at(&self, block: BlockId) -> Address {
+        assert!((block.0 as usize) < self.block_count, "a block of this pool");
+        self.kv_base + u64::from(block.0) * self.block_bytes() as u64
     }
 }
 
-/// Returns the list of a row that the device did not decide: the logits that its ranking asks for; for a draw or a distribution,
-/// every token's.
-pub(super) fn undecided(all: &[f32], ranking: &Ranking) -> List {
-    let tokens = match (ranking.draw, ranking.report) {
-        (None, None) => logits::first(all, ranking),
-        _ => logits::every(all).collect(),
-    };
-    List { tokens, distribution: None }
+impl CudaBackend {
+    /// Runs a step.
+    pub(super) fn run_step(
+        &mut self,
+        chunks: &[backend::Chunk<'_>],
+        logits: &mut Logits,
+    ) -> Result<(), DeviceError> {
+        let mut draws = std::mem::take(&mut self.state.draws);
+        draws.list(chunks);
+        let ran = self.run(&draws.chunks(chunks), logits);
+        self.state.draws = draws;
+        ran
+    }
+
+    fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), DeviceError> {
+        logits.clear(self.shape.vocab);
+        logits.lay_out(
+            chunks.iter().flat_map(|chunk| self.screened(chunk).map(|screened| screened.is_none())),
+        );
+        self.state.candidates = 0;
+        let before = std::mem::take(&mut self.state.ahead);
+        let found = before.find(chunks);
+        let found_count = found.iter().flatten().count();
+        let misses = before.misses_with(found_count);
+        let is_taken = |chunk: usize| before.pass.is_some() && found[chunk].is_some();
+        let rest: Vec<usize> = (0..chunks.len()).filter(|chunk| !is_taken(*chunk)).collect();
+        let of_rest: Vec<Chunk<'_>> = rest.iter().map(|chunk| chunks[*chunk]).collect();
+
+        let mut lists = vec![Lists::new(); chunks.len()];
+        let (carried_at, rows) = (self.half_at(before.half), before.rows.len());
+        let mut carried = vec![None; chunks.len()];
+        // A step without logits does not wait for its pass.
+        let is_silent =
+            rest.len() == chunks.len() && chunks.iter().all(|chunk| chunk.logits == Rows::Nothing);
+        let pass = match rest.is_empty() || is_silent {
+            true => None,
+            false => self.begin(&of_rest, carried_at + rows)?,
+        };
+        if pass.is_none() && !rest.is_empty() {
+            let flat = self.run_all(&of_rest, logits.all_mut())?;
+            self.spread(flat, &rest, chunks, &mut lists);
+        }
+        if pass.is_some() {
+            // Tokens after drafts are carried, too, and not used.
+            let mut place = carried_at + rows;
+            for &chunk in &rest {
+                let is_next = chunks[chunk].logits.of_last().is_some();
+                carried[chunk] = is_next.then_some(place);
+                place += self.screened(&chunks[chunk]).count();
+            }
+        }
+        for (chunk, row) in found.iter().enumerate().filter(|(chunk, _)| is_taken(*chunk)) {
+            carried[chunk] = row.map(|row| carried_at + row);
+        }
+        let (taken, half) = (before.taken + chunks.len() - rest.len(), 1 - before.half);
+        let mut next =
+            self.begin_ahead(chunks, &carried, Ahead { half, misses, ..Ahead::default() })?;
+        next.taken = taken;
+
+        if let Some(ahead) = before.pass.filter(|_| taken > before.taken) {
+            let of_rows = self.finish(ahead)?;
+            for (lists, row) in lists.iter_mut().zip(&found) {
+                lists.extend(row.map(|row| of_rows[row].clone()));
+            }
+        }
+        if let Some(pass) = pass {
+            let flat = self.finish(pass)?;
+            self.spread(flat, &rest, chunks, &mut lists);
+        }
+        for row in &mut next.rows {
+            row.token =
+                lists[row.chunk].first().and_then(|list| list.tokens.first()).map(|found| found.id);
+        }
+        self.decide(chunks, &mut lists)?;
+        self.state.ahead = next;
+        logits.set_largest(lists.iter().flatten().map(|list| list.tokens.as_slice()));
+        logits.set_distributions(lists.into_iter().flatten().map(|list| list.distribution));
+        let screened = chunks.iter().flat_map(|chunk| self.screened(chunk)).flatten();
+        logits.set_drawn(screened.map(|draw| draw.filtered.is_some()));
+        Ok(())
+    }
+
+    /// Returns the index of the first token of one half of those that are carried.
+    fn half_at(&self, half: usize) -> usize {
+        half * 2 * self.limits.screened
+    }
+
+    /// Returns the draw of each position of a chunk that needs logits, if the screen finds its tokens.
+    fn screened(&self, chunk: &Chunk<'_>) -> impl Iterator<Item = Option<RowDraw>> {
+        let wanted = chunk.logits.wanted(0..chunk.tokens.len());
+        wanted.map(|(_, draw)| draw.filter(|draw| self.screens(draw)))
+    }
+
+    /// Gives the lists of some chunks' positions to their chunks.
+    fn spread(&self, flat: Lists, of: &[usize], chunks: &[Chunk<'_>], lists: &mut [Lists]) {
+        let mut flat = flat.into_iter();
+        for &index in of {
+            let count = self.screened(&chunks[index]).flatten().count();
+            lists[index].extend(flat.by_ref().take(count));
+        }
+    }
+
+    /// Computes all logits of the chunks that their passes did not decide, after which later passes have overwritten their hidden
+    /// rows, and lists the first tokens.
+    fn decide(&mut self, chunks: &[Chunk<'_>], lists: &mut [Lists]) -> Result<(), DeviceError> {
+        let is_open = |chunk: &usize| lists[*chunk].iter().any(|list| list.tokens.is_empty());
+        let open: Vec<usize> = (0..chunks.len()).filter(is_open).collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let again = |chunk: &usize| {
+            let chunk = chunks[*chunk];
+            let logits = match chunk.logits {
+                Rows::Draws([_, _, ..], _) => Rows::All,
+                _ => Rows::Last,
+            };
+            Chunk { logits, ..chunk }
+        };
+        let again: Vec<Chunk<'_>> = open.iter().map(again).collect();
+        let rows_of = |chunk: &Chunk<'_>| chunk.logits.wanted(0..chunk.tokens.len()).count();
+        let mut all = vec![0.0; again.iter().map(rows_of).sum::<usize>() * self.shape.vocab];
+        self.run_all(&again, &mut all)?;
+        let mut rows = all.chunks_exact_mut(self.shape.vocab);
+        for (index, again) in open.into_iter().zip(&again) {
+            let (chunk, lists) = (&chunks[index], &mut lists[index]);
+            let wanted = chunk.logits.wanted(0..chunk.tokens.len()).filter_map(|(_, r)| r);
+            let count = rows_of(again);
+            let of_wanted = rows.by_ref().take(count).skip(count - lists.len());
+            for ((list, draw), logits) in lists.iter_mut().zip(wanted).zip(of_wanted) {
+                if list.tokens.is_empty() {
+                    *list = undecided(logits, &draw);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the decodes after chunks whose tokens are carried, if they will probably be asked for. Tables of blocks tell which
+    /// positions a sequence may write.
+    fn begin_ahead(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        carried: &[Option<usize>],
+        mut ahead: Ahead,
+    ) -> Result<Ahead, DeviceError> {
+        // If the next step has a pass for the decode of any sequence, that pass computes them all: two passes read all weights twice.
+        let has_next = |(chunk, carried): (&Chunk<'_>, &Option<usize>)| match chunk.logits {
+            Rows::Nothing => true,
+            logits => {
+                let counts_token = logits.of_last().is_some_and(|(draw, _)| draw.counts_token);
+                carried.is_some() && !counts_token
+            }
+        };
+        if !chunks.iter().zip(carried).all(has_next) {
+            return Ok(ahead);
+        }
+        let most = self.limits.screened.min(self.limits.rows);
+        let mut tokens = Vec::new();
+        for (index, (chunk, carried)) in chunks.iter().zip(carried).enumerate() {
+            let (Some(carried), Some((draw, changes))) = (carried, chunk.logits.of_last()) else {
+                continue;
+            };
+            let position = chunk.position + chunk.tokens.len();
+            let has_room = position < chunk.blocks.len() * BLOCK_TOKENS;
+            if !has_room || position >= self.config.context_length || tokens.len() == most {
+                continue;
+            }
+            tokens.push(IS_CARRIED | *carried as u32);
+            let start = ahead.blocks.len();
+            ahead.blocks.extend_from_slice(&chunk.blocks[..blocks_for(position + 1)]);
+            let (blocks, draw) = (start..ahead.blocks.len(), Some(draw.next()));
+            let start = ahead.changes.len();
+            ahead.changes.extend_from_slice(changes);
+            let changes = start..ahead.changes.len();
+            ahead.rows.push(Row { chunk: index, token: None, position, blocks, draw, changes });
+        }
+        if tokens.is_empty() || ahead.misses > MISSES_MAX || self.state.alone {
+            return Ok(ahead);
+        }
+        let rows = ahead.rows.iter().zip(tokens.chunks(1));
+        let decodes: Vec<Chunk<'_>> = rows
+            .map(|(row, token)| Chunk {
+                tokens: token,
+                position: row.position,
+                blocks: &ahead.blocks[row.blocks.clone()],
+                logits: Rows::Draws(
+                    std::slice::from_ref(&row.draw),
+                    &ahead.changes[row.changes.clone()],
+                ),
+            })
+            .collect();
+        ahead.pass = self.begin(&decodes, self.half_at(ahead.half))?;
+        Ok(ahead)
+    }
 }

@@ -7,14 +7,14 @@ use super::{
     device::{Address, Device, DeviceError},
     error::CudaLoadError,
     layout,
+    linear::{DeviceLinear, write_floats},
     shape::{Arena, Shape},
-    weights::{DeviceLinear, write_floats},
 };
 use crate::{
     backend::cpu::{
         HeadMode,
         head::quantize_row,
-        screen::{self, can_screen},
+        screen::copies::{self, can_screen},
     },
     files::{Dense, DenseType, Model},
 };
@@ -34,7 +34,7 @@ pub enum Dtype {
 impl Dtype {
     /// Returns the type on the device of a matrix in the file. Quantized blocks are converted to f32, as on the
     /// CPU.
-    fn of(dense: &Dense<'_>) -> Self {
+    fn from_dense(dense: &Dense<'_>) -> Self {
         match dense.dtype {
             DenseType::F16 => Self::F16,
             DenseType::Bf16 => Self::Bf16,
@@ -97,7 +97,7 @@ pub enum Head {
 }
 
 impl Head {
-    /// Returns whether the device finds the first tokens of a ranking: by the screen, or from all logits where these take as
+    /// Returns whether the device finds the first tokens of a question: by the screen, or from all logits where these take as
     /// little time.
     pub fn finds(&self) -> bool {
         match self {
@@ -138,14 +138,14 @@ impl Tables {
             return Self { embedding, head: Head::Ternary(head) };
         }
         let matrix = |dense: &Dense<'_>, arena: &mut Arena| {
-            arena.take(dense.rows * dense.cols * Dtype::of(dense).size_bytes())
+            arena.take(dense.rows * dense.cols * Dtype::from_dense(dense).size_bytes())
         };
-        let (rows, dtype) = (matrix(&embedding, arena), Dtype::of(&embedding));
+        let (rows, dtype) = (matrix(&embedding, arena), Dtype::from_dense(&embedding));
         let embedding = Embedding::Dense { rows, dtype };
         let (rows, dtype, scales) = match mode {
             HeadMode::Q8 => (arena.take(head.rows * head.cols), Dtype::I8, arena.words(head.rows)),
             _ if tied => (rows, dtype, 0),
-            _ => (matrix(&head, arena), Dtype::of(&head), 0),
+            _ => (matrix(&head, arena), Dtype::from_dense(&head), 0),
         };
         let screened = mode == HeadMode::Exact && can_screen(head);
         let copy_bytes = shape.groups() * layout::group_bytes(head.cols);
@@ -271,7 +271,7 @@ fn write_screen(
     for first in (0..groups).step_by(together) {
         let count = together.min(groups - first);
         let mut bytes = vec![0u8; count * of_group];
-        let of_rows: Vec<Vec<screen::RowStats>> = bytes
+        let of_rows: Vec<Vec<copies::RowStats>> = bytes
             .par_chunks_exact_mut(of_group)
             .enumerate()
             .map(|(group, out)| quantize_group(dense, first + group, out))
@@ -292,13 +292,13 @@ fn write_screen(
 }
 
 /// Quantizes the rows of a group; the last group may have fewer.
-fn quantize_group(dense: Dense<'_>, group: usize, out: &mut [u8]) -> Vec<screen::RowStats> {
+fn quantize_group(dense: Dense<'_>, group: usize, out: &mut [u8]) -> Vec<copies::RowStats> {
     let (mut wide, mut int8) = (vec![0f32; dense.cols], vec![0u8; dense.cols]);
     let first = group * layout::TILE_ROWS;
     (0..layout::TILE_ROWS.min(dense.rows - first))
         .map(|row| {
             dense.row(first + row, &mut wide);
-            let of_row = screen::quantize(&wide, &mut int8);
+            let of_row = copies::quantize(&wide, &mut int8);
             layout::pack_screen_row(row, &int8, out);
             of_row
         })

@@ -1,38 +1,33 @@
 //! Tests on the emulated driver or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real device.
 
 mod ahead;
-mod attention;
 mod biases;
 mod checks;
-mod choices;
 mod distributions;
 mod equality;
+mod experimental;
 mod faulty;
 mod groups;
-mod launches;
 mod limits;
-mod overlap;
 mod recordings;
 mod roofline;
 mod sampling;
-mod tuning;
-mod widths;
 
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
-    CudaLoadError, CudaOptions, GpuKernels, KvBlocks, args, buffers::Limits, device::Device,
-    driver, emulated, start, step::CudaBackend,
+    CudaLoadError, CudaOptions, GpuKernels, KvBlocks, args, backend::CudaBackend, buffers::Limits,
+    device::Device, driver, emulated, load::start,
 };
 use crate::{
     Engine, EngineConfig, Event, Fork, ForkError, Request, SamplingParams,
     backend::{
-        Backend, Chunk, CopyError, LogitChange, Logits, LogitsFor, Noise, Ranking, ScaledNoise,
-        StepError, TokenDraw,
+        Backend, Chunk, CopyError, Logits, LogitsFor, StepError,
         cpu::{HeadMode, KvType},
     },
     files::Model,
     kv::BlockId,
+    sampling::{RowMetadata, TokenCounts},
 };
 
 const BLOCKS: usize = 90;
@@ -49,8 +44,13 @@ fn model(name: &str) -> Arc<Model> {
 }
 
 fn options(kv: KvType, head: HeadMode) -> CudaOptions {
-    let (blocks, kernels) = (KvBlocks::Exactly(BLOCKS), GpuKernels::All);
+    let (blocks, kernels) = (KvBlocks::Exactly(BLOCKS), GpuKernels::Standard);
     CudaOptions { ordinal: 0, kv, head, activations: None, blocks, kernels }
+}
+
+/// Options with experimental kernels.
+fn experimental(kv: KvType, head: HeadMode) -> CudaOptions {
+    CudaOptions { kernels: GpuKernels::Experimental, ..options(kv, head) }
 }
 
 /// Names a real device to test, as in `cuda:0`; without it, the emulated one is tested.
@@ -115,12 +115,25 @@ fn tokens_of(model: &Model, count: usize, seed: u32) -> Vec<u32> {
 
 /// A draw with filters, after a change of a logit, with a distribution.
 fn changed_draw() -> LogitsFor<'static> {
-    let noise = ScaledNoise { noise: Noise::of(1, 0, 1), temperature: 1.0 };
-    let draw = TokenDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
-    let (draw, report, changes) = (Some(draw), Some(2), 1);
-    let ranking = Ranking { draw, report, changes, ..Ranking::largest(1) };
-    const CHANGES: &[LogitChange] = &[LogitChange { less: 0.5, ..LogitChange::none(7) }];
-    LogitsFor::Each(Box::leak(Box::new([ranking])), CHANGES)
+    let (logprobs, logit_bias) = (Some(2), [(7, -0.5)].into());
+    let params = SamplingParams { seed: 1, top_p: 0.9, logprobs, logit_bias, ..Default::default() };
+    draws([params], 1)
+}
+
+/// Draws at consecutive positions; none counts tokens.
+fn draws<const N: usize>(params: [SamplingParams; N], first: usize) -> LogitsFor<'static> {
+    let none: &'static TokenCounts = Box::leak(Box::default());
+    let draw = |(params, position)| row(Box::leak(Box::new(params)), none, position);
+    LogitsFor::Draws(params.into_iter().zip(first..).map(draw).collect::<Vec<_>>().leak())
+}
+
+/// What a draw depends on besides the logits.
+fn row<'a>(
+    params: &'a SamplingParams,
+    counts: &'a TokenCounts,
+    position: usize,
+) -> RowMetadata<'a> {
+    RowMetadata { params, counts, drafts: &[], allowed: None, choice: 0, position, choices: 1 }
 }
 
 /// A sequence's part of a step.

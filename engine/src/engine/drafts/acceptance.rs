@@ -43,7 +43,7 @@ pub struct Acceptance([Counts; MATCH_MAX]);
 
 impl Acceptance {
     /// Returns the probability that a draft is accepted if the one before it is.
-    pub fn of(&self, matched: usize, chances: &Chances) -> f64 {
+    pub fn probability(&self, matched: usize, chances: &Chances) -> f64 {
         let class = matched.clamp(1, MATCH_MAX) - 1;
         chances.0.share(self.0[class].share(PRIOR[class]))
     }
@@ -77,17 +77,17 @@ mod tests {
     fn requests_learn_from_their_own_drafts_and_from_others() {
         let (mut engine, mut good, mut bad) =
             (Acceptance::default(), Chances::default(), Chances::default());
-        let prior = engine.of(3, &good);
+        let prior = engine.probability(3, &good);
         assert!((prior - PRIOR[2]).abs() < 1e-9);
         for _ in 0..20 {
             engine.record(&mut good, 3, 4, 4);
             engine.record(&mut bad, 3, 4, 0);
         }
-        assert!(engine.of(3, &good) > 0.9);
-        assert!(engine.of(3, &bad) < 0.2);
-        let new = engine.of(3, &Chances::default());
+        assert!(engine.probability(3, &good) > 0.9);
+        assert!(engine.probability(3, &bad) < 0.2);
+        let new = engine.probability(3, &Chances::default());
         assert!((0.7..0.9).contains(&new), "80 of 100 were accepted: {new}");
-        assert!((engine.of(5, &Chances::default()) - PRIOR[4]).abs() < 1e-9);
+        assert!((engine.probability(5, &Chances::default()) - PRIOR[4]).abs() < 1e-9);
     }
 
     #[test]
@@ -95,8 +95,8 @@ mod tests {
         let (mut engine, mut bad) = (Acceptance::default(), Chances::default());
         (0..20).for_each(|_| engine.record(&mut bad, 8, 4, 0));
         (0..2000).for_each(|_| engine.record(&mut Chances::default(), 8, 4, 4));
-        let refused = engine.of(8, &bad);
+        let refused = engine.probability(8, &bad);
         (0..500).for_each(|_| engine.record(&mut bad, 8, 0, 0));
-        assert!(refused < 0.4 && engine.of(8, &bad) > 0.9);
+        assert!(refused < 0.4 && engine.probability(8, &bad) > 0.9);
     }
 }

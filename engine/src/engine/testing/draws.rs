@@ -1,9 +1,8 @@
 //! Draws and distributions, as a device makes them that has changed logits by itself.
 
-use super::*;
-use crate::{
-    backend::{Distribution, LogitChange, Ranking, TokenDraw},
-    sampler::filters,
+use crate::sampling::{
+    Distribution, LogitChange, LogitsRow as _, RowMetadata, TokenLogit, gumbel, logit_changes,
+    row::every, top_k_top_p,
 };
 
 /// What a device finds of a position.
@@ -14,41 +13,43 @@ pub struct OfPosition {
     pub distribution: Option<Distribution>,
 }
 
-/// Finds what a ranking asks for, from the model's logits.
-pub fn of_position(logits: &[f32], ranking: &Ranking, changes: &[LogitChange]) -> OfPosition {
-    let is_draw = ranking.draw.is_some();
-    let Ok((_, largest)) = filters::largest(logits) else {
-        let tokens = of_logits::every(logits).collect();
+/// Finds what a draw needs, from the model's logits.
+pub fn of_position(logits: &[f32], row: &RowMetadata<'_>) -> OfPosition {
+    let mut changes = Vec::new();
+    logit_changes::list(row, &mut changes);
+    let is_filtered = row.params.temperature > 0.0 && row.params.has_filters();
+    let is_draw = row.choices == 1 && (is_filtered || !changes.is_empty());
+    let Ok((_, largest)) = top_k_top_p::largest(logits) else {
+        let tokens = every(logits).collect();
         return OfPosition { tokens, is_draw, distribution: None };
     };
     let distribution =
-        ranking.report.map(|top| Distribution::of(of_logits::every(logits), largest, top));
-    let tokens = match &ranking.draw {
-        None => of_logits::first(logits, ranking),
+        row.params.logprobs.map(|top| Distribution::from_logits(every(logits), largest, top));
+    let mut tokens = Vec::new();
+    if is_draw {
         // Some draws are left open, as by bounds that do not decide them.
-        Some(draw) => match drawn(logits, draw, changes).filter(|token| token % 5 > 0) {
-            Some(token) => vec![TokenLogit { id: token, logit: logits[token as usize] }],
-            None => of_logits::every(logits).collect(),
-        },
-    };
+        match drawn(logits, row, &changes).filter(|token| token % 5 > 0) {
+            Some(id) => tokens.push(TokenLogit { id, logit: logits[id as usize] }),
+            None => tokens.extend(every(logits)),
+        }
+    } else {
+        let Ok(()) = logits.to_vec().largest(&row.largest(), &mut tokens);
+    }
     OfPosition { tokens, is_draw, distribution }
 }
 
 /// Draws a token; `None` if none can be drawn.
-fn drawn(logits: &[f32], draw: &TokenDraw, changes: &[LogitChange]) -> Option<u32> {
+fn drawn(logits: &[f32], row: &RowMetadata<'_>, changes: &[LogitChange]) -> Option<u32> {
     let mut changed = logits.to_vec();
     for change in changes {
         let logit = changed.get_mut(change.token as usize);
         logit.into_iter().for_each(|logit| *logit = change.apply(*logit));
     }
-    let TokenDraw { noise, top_k, top_p, min_p } = *draw;
-    let temperature = noise.temperature;
-    if temperature == 0.0 {
-        return filters::largest(&changed[..]).ok().map(|(token, _)| token);
+    if row.params.temperature == 0.0 {
+        return top_k_top_p::largest(&changed[..]).ok().map(|(token, _)| token);
     }
-    let params = SamplingParams { temperature, top_k, top_p, min_p, ..SamplingParams::default() };
-    let mut scratch = Scratch::default();
-    let kept = filters::candidates(&changed[..], &params, None, &mut scratch).ok()?.kept;
+    let mut scratch = top_k_top_p::Scratch::default();
+    let kept = top_k_top_p::candidates(&changed[..], row.params, None, &mut scratch).ok()?.kept;
     let tokens = kept.iter().map(|kept| TokenLogit { id: kept.token, logit: kept.logit });
-    filters::first(tokens, &noise)
+    gumbel::argmax(tokens, &row.noise())
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    sampler::{self, Context, Drawn, Sampled, TokenCounts},
+    sampling::{self, AllowedTokens, RowMetadata, TokenCounts},
     text::TextAssembler,
 };
 
@@ -12,31 +12,32 @@ pub fn expected(request: &Request) -> Vec<Choice> {
 }
 
 fn expected_choice(request: &Request, index: u32) -> Choice {
-    let sampling = SamplingParams { logprobs: None, ..request.sampling.clone() };
-    let mut end_tokens = sampling.stop_tokens.clone();
-    end_tokens.extend(Some(EOS).filter(|_| !sampling.ignore_eos));
+    let params = SamplingParams { logprobs: None, ..request.sampling.clone() };
+    let mut end_tokens = params.stop_tokens.clone();
+    end_tokens.extend(Some(EOS).filter(|_| !params.ignore_eos));
     let letters = Letters::new();
-    let mut counts = TokenCounts::new(&sampling, &request.prompt);
-    let mut text = TextAssembler::new(&sampling.stop);
+    let mut counts = TokenCounts::new(&params, &request.prompt);
+    let mut text = TextAssembler::new(&params.stop);
     let mut all = request.prompt.clone();
     let mut tokens = Vec::new();
     let finish_reason = loop {
-        if tokens.len() == sampling.max_tokens || all.len() == CONTEXT {
+        if tokens.len() == params.max_tokens || all.len() == CONTEXT {
             break FinishReason::Length;
         }
-        let early = tokens.len() < sampling.min_tokens;
-        let masked = if early { end_tokens.as_slice() } else { &[] };
-        let context = Context {
+        let early = tokens.len() < params.min_tokens;
+        let allowed = AllowedTokens::all_but(VOCAB, end_tokens.iter().copied());
+        let metadata = RowMetadata {
+            params: &params,
             counts: &counts,
-            masked,
+            drafts: &[],
+            allowed: early.then_some(&allowed),
             choice: index,
             position: all.len(),
-            known: None,
-            distribution: None,
+            choices: 1,
         };
-        let mut scratch = Scratch::default();
-        let drawn = sampler::sample(&mut logits_after(&all)[..], &sampling, context, &mut scratch);
-        let Ok(Sampled::Drawn(Drawn { token, .. })) = drawn else { panic!("all logits are there") };
+        let logits = &mut logits_after(&all)[..];
+        let drawn = sampling::sample(logits, &metadata, None, &mut Scratch::default());
+        let token = drawn.expect("the logits are finite").token;
         tokens.push(token);
         all.push(token);
         counts.add(token);
@@ -44,11 +45,11 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
             break FinishReason::Stop;
         }
         let bytes = if letters.is_special(token) { &[] } else { letters.bytes(token) };
-        if text.push(bytes, tokens.len() >= sampling.min_tokens) {
+        if text.push(bytes, tokens.len() >= params.min_tokens) {
             break FinishReason::Stop;
         }
     };
-    let stopped = text.finish(tokens.len() >= sampling.min_tokens);
+    let stopped = text.finish(tokens.len() >= params.min_tokens);
     let finish_reason = if stopped { FinishReason::Stop } else { finish_reason };
     Choice { index, tokens, text: text.into_text(), finish_reason, logprobs: None }
 }

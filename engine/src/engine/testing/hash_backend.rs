@@ -2,9 +2,21 @@
 
 use super::*;
 use crate::{
-    backend::{Above, Chunk, CopyError, KeptRow, Logits, LogitsFor, Ranking, Rest, StepError},
+    backend::{
+        Asynchronous, Chunk, CopyError, Logits, LogitsFor, ScreenedRow, Screening, StepError,
+    },
     kv::BlockId,
+    sampling::{Largest, LogitsRow as _, Remainder, RowMetadata, Threshold, TokenLogit},
 };
+
+/// What a position needs.
+enum Wanted<'a> {
+    /// All logits.
+    All,
+    Largest(Largest),
+    /// What a device finds.
+    Draw(&'a RowMetadata<'a>),
+}
 
 type Slot = Option<(u32, usize)>; // token, position
 
@@ -37,7 +49,27 @@ impl HashBackend {
     fn ahead_of(chunk: &Chunk<'_>) -> Option<usize> {
         let next = chunk.position + chunk.tokens.len();
         let has_room = next < chunk.blocks.len() * BLOCK_TOKENS;
-        (has_room && chunk.logits.of_last().is_some()).then_some(next)
+        let is_drawn = match chunk.logits {
+            LogitsFor::Largest(_) => true,
+            LogitsFor::Draws(&[row]) => !row.needs_all(true),
+            LogitsFor::Nothing | LogitsFor::Last | LogitsFor::All | LogitsFor::Draws(_) => false,
+        };
+        (has_room && is_drawn).then_some(next)
+    }
+
+    /// Returns what each position of a chunk needs that logits are requested for.
+    fn wanted<'a>(&self, chunk: &Chunk<'a>) -> Vec<Wanted<'a>> {
+        let of_draw = |row: &'a RowMetadata<'a>| match row {
+            row if row.needs_all(self.ahead) => Wanted::All,
+            row if self.ahead => Wanted::Draw(row),
+            row => Wanted::Largest(row.largest()),
+        };
+        match chunk.logits {
+            LogitsFor::Nothing => vec![],
+            LogitsFor::Last | LogitsFor::All => vec![Wanted::All],
+            LogitsFor::Largest(largest) => vec![Wanted::Largest(largest)],
+            LogitsFor::Draws(rows) => rows.iter().map(of_draw).collect(),
+        }
     }
 
     /// Checks that a block written by a chunk is in no other table of the step.
@@ -66,11 +98,15 @@ impl Backend for HashBackend {
         "hash"
     }
 
-    fn decodes_ahead(&self) -> bool {
-        self.ahead
+    fn as_screening(&mut self) -> Option<&mut dyn Screening> {
+        Some(self)
     }
 
-    fn draws(&self) -> bool {
+    fn as_asynchronous(&mut self) -> Option<&mut dyn Asynchronous> {
+        Some(self)
+    }
+
+    fn draws_tokens(&self) -> bool {
         self.ahead
     }
 
@@ -96,33 +132,28 @@ impl Backend for HashBackend {
             return Err(StepError::Device("requested by the test".into()));
         }
         logits.clear(VOCAB);
-        let wanted = || chunks.iter().filter(|chunk| chunk.logits != LogitsFor::Nothing);
-        let rankings = |chunk: &Chunk<'_>| match chunk.logits {
-            LogitsFor::Largest(ranking) => vec![Some(ranking)],
-            LogitsFor::Each(rankings, _) => rankings.iter().copied().map(Some).collect(),
-            _ => vec![None],
-        };
-        logits.lay_out(wanted().flat_map(rankings).map(|ranking| ranking.is_none()));
+        let is_whole = |wanted: Wanted<'_>| matches!(wanted, Wanted::All);
+        let all_wanted = chunks.iter().flat_map(|chunk| self.wanted(chunk));
+        logits.lay_out(all_wanted.map(is_whole));
         let (mut all, mut found, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-        for chunk in wanted() {
-            let rankings = rankings(chunk);
-            let first = chunk.position + chunk.tokens.len() - rankings.len();
-            let mut changes = chunk.logits.changes();
-            assert!(self.ahead || changes.is_empty(), "this backend does not change logits");
-            for (position, ranking) in (first..).zip(rankings) {
+        for chunk in chunks {
+            let wanted = self.wanted(chunk);
+            let first = chunk.position + chunk.tokens.len() - wanted.len();
+            for (position, wanted) in (first..).zip(wanted) {
                 let row = logits_after(&self.read(chunk, position));
-                match ranking {
-                    Some(ranking) => {
-                        let (of_draw, rest) = changes.split_at(ranking.changes);
-                        changes = rest;
-                        let ranking = match self.ahead {
-                            true => ranking,
-                            false => Ranking { draw: None, ..ranking },
-                        };
-                        found.push(draws::of_position(&row, &ranking, of_draw));
-                        kept.push((ranking.keeps, row));
+                match wanted {
+                    Wanted::All => all.extend(row),
+                    Wanted::Largest(largest) => {
+                        let mut tokens = Vec::new();
+                        let Ok(()) = row.clone().largest(&largest, &mut tokens);
+                        let (is_draw, distribution) = (false, None);
+                        found.push(draws::OfPosition { tokens, is_draw, distribution });
+                        kept.push((largest.others_follow, row));
                     }
-                    None => all.extend(row),
+                    Wanted::Draw(draw) => {
+                        found.push(draws::of_position(&row, draw));
+                        kept.push((draw.choices > 1 && draw.largest().others_follow, row));
+                    }
                 }
             }
         }
@@ -135,36 +166,6 @@ impl Backend for HashBackend {
         if self.ahead {
             logits.set_drawn(found.iter().map(|found| found.is_draw));
         }
-        Ok(())
-    }
-
-    fn tokens_above(
-        &mut self,
-        kept: KeptRow<'_>,
-        above: Above,
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<Option<Rest>, StepError> {
-        let (tokens, rest) = of_logits::above(kept.hidden, above);
-        found.clear();
-        found.extend(tokens);
-        // A bound that is not close, so that some draws are undecided: after the last look, a tenth of the largest weight.
-        Ok(Some(Rest { weight: rest.weight * 2.0 + 4e4, ..rest }))
-    }
-
-    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
-        logits.clear();
-        logits.extend_from_slice(kept.hidden);
-        Ok(())
-    }
-
-    fn token_logits(
-        &mut self,
-        kept: KeptRow<'_>,
-        tokens: &[u32],
-        found: &mut Vec<TokenLogit>,
-    ) -> Result<(), StepError> {
-        let logit = |id: &u32| TokenLogit { id: *id, logit: kept.hidden[*id as usize] };
-        found.extend(tokens.iter().map(logit));
         Ok(())
     }
 
@@ -191,10 +192,6 @@ impl Backend for HashBackend {
         Ok(())
     }
 
-    fn is_running(&self) -> bool {
-        self.control.lock().expect("no panic holds it").is_running
-    }
-
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         self.blocks[to.index()] = self.blocks[from.index()];
         let mut control = self.control.lock().expect("no panic holds it");
@@ -211,5 +208,49 @@ impl Backend for HashBackend {
             copy[block.index()] = self.blocks[block.index()];
         }
         Ok(Box::new(Self { blocks: copy, control: self.control.clone(), ..*self }))
+    }
+}
+
+impl Screening for HashBackend {
+    fn at_least(
+        &mut self,
+        row: ScreenedRow<'_>,
+        threshold: Threshold,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Remainder>, StepError> {
+        let Ok(remainder) = row.hidden.to_vec().at_least(threshold, found);
+        // A bound that is not close, so that some draws are undecided: after the last threshold, a tenth of the largest weight.
+        let loose = |Remainder { below, weight }| Remainder { below, weight: weight * 2.0 + 4e4 };
+        Ok(remainder.map(loose))
+    }
+
+    fn logits_of(
+        &mut self,
+        row: ScreenedRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<(), StepError> {
+        let Ok(()) = row.hidden.to_vec().logits_of(tokens, found);
+        Ok(())
+    }
+
+    fn all(&mut self, row: ScreenedRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
+        logits.clear();
+        logits.extend_from_slice(row.hidden);
+        Ok(())
+    }
+}
+
+impl Asynchronous for HashBackend {
+    fn decodes_ahead(&self) -> bool {
+        self.ahead
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.control.lock().expect("no panic holds it").is_running
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        Ok(())
     }
 }

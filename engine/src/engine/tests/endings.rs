@@ -176,7 +176,7 @@ fn invalid_requests_are_refused_with_the_field() {
     refused(&|r| r.prompt[3] = VOCAB as u32, "prompt", "token 48, the vocabulary has 48");
     refused(&|r| r.sampling.stop_tokens = vec![99], "stop_tokens", "token 99");
     refused(&|r| r.sampling.logit_bias = [(77, 1.0)].into(), "logit_bias", "token 77");
-    refused(&|r| r.sampling.top_p = 0.0, "top_p", "top_p is 0");
+    refused(&|r| r.sampling.top_p = -0.1, "top_p", "top_p is -0.1");
     assert!(engine.is_idle());
     engine.submit(request(1, 64, 1)).expect("the request fits");
     let error = engine.submit(request(1, 1, 1)).expect_err("one is the limit");

@@ -1,8 +1,8 @@
 //! The paths of aarch64: `neon` defines the vectors of the loops in [`super::generic`].
 
 use super::{
-    gemm::{Path, Product},
-    generic::{self, peak},
+    generic::{blocks, peak},
+    product::{Path, Product},
 };
 use crate::formats::layout::with_layout;
 
@@ -32,7 +32,7 @@ pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
         Path::Scalar => super::scalar::gemm(product),
         // SAFETY: guaranteed by the caller.
         Path::Neon => unsafe {
-            with_layout!(product.format, L => generic::gemm::<Neon, L>(product));
+            with_layout!(product.format, L => blocks::gemm::<Neon, L>(product));
         },
     }
 }

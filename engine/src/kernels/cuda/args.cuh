@@ -12,7 +12,7 @@ struct Step {
     u32 rows;      // tokens of the step
     u32 tasks;     // attention tasks
     u32 whole;     // rows that need all logits
-    u32 screened;  // rows that need the first tokens of a ranking
+    u32 screened;  // rows that need the first tokens of a question
     u32 carry;     // index in `carried` of the first screened row's token
     u32 reported;  // rows with distributions, the last of those that need all logits
     u32 unused[2];
@@ -305,9 +305,9 @@ struct DigitsArgs {
     float eps;
 };
 
-// Which tokens a row needs, as `Ranking` in engine/src/backend/ranking.rs. A token's value is its logit, plus
+// Which tokens a row needs, as `Ranking` in engine/src/backend/question.rs. A token's value is its logit, plus
 // temperature · noise if the temperature is not 0.
-struct RowRanking {
+struct RowQuestion {
     u32 count;          // at least this many tokens with the largest values, at least 1
     float within;       // further tokens with values at most this much below
     float temperature;  // 0: no noise
@@ -325,9 +325,9 @@ struct LogitChange {
     float less;     // subtracted last
 };
 
-// What else decides a row's draw, as `Filters` in engine/src/backend/ranking.rs.
+// What else decides a row's draw, as `Filters` in engine/src/backend/question.rs.
 struct RowFilter {
-    u32 is_on;    // 0: nothing; the draw is the ranking's first token
+    u32 is_on;    // 0: nothing; the draw is the question's first token
     u32 top_k;    // only tokens with a logit of at least the k-th largest; 0: all
     float top_p;  // of these, the most probable ones until their sum reaches this; 1: all
     float min_p;  // of these, those at least this probable, as a share of the most probable one
@@ -342,7 +342,7 @@ struct ScreenArgs {
     const float* norms;       // (padded vocab): norm of scale * int8, rounded up
     const i8* digits;         // (screened, digit_count, 128 * k_blocks)
     const DigitRow* rows;     // (screened)
-    const RowRanking* rankings;  // (screened)
+    const RowQuestion* questions;  // (screened)
     float* estimates;         // (screened, padded vocab): of the logits
     float* lowest;            // (screened, groups): largest lower bound of a value in a group of 16 tokens
     float* highest;           // (screened, groups): largest upper bound of a value in a group
@@ -363,7 +363,7 @@ struct Estimates {
 // Bounds of groups of tokens from the estimates of the tokens.
 struct LogitBoundsArgs {
     const Step* step;
-    const RowRanking* rankings;  // (screened)
+    const RowQuestion* questions;  // (screened)
     const RowFilter* filters;    // (screened); not null: bounds of the logits themselves, of rows with filters only
     Estimates estimates;
     float* lowest;               // as in ScreenArgs
@@ -374,7 +374,7 @@ struct LogitBoundsArgs {
 
 struct SelectArgs {
     const Step* step;
-    const RowRanking* rankings;  // (screened)
+    const RowQuestion* questions;  // (screened)
     const RowFilter* filters;    // (screened); not null: the candidates of filters, of rows with filters only
     Estimates estimates;
     const float* lowest;
@@ -389,7 +389,7 @@ struct SelectArgs {
 // The tokens with changes are taken out of the estimates, and their logits are computed one by one.
 struct TakeChangedArgs {
     const Step* step;
-    const RowRanking* rankings;  // (screened)
+    const RowQuestion* questions;  // (screened)
     Estimates estimates;
     float* values;        // the same as estimates.values, for −∞ in place of the tokens with changes
     float* lowest;        // as in ScreenArgs, of the groups with such tokens
@@ -414,7 +414,7 @@ struct RescoreArgs {
 
 struct DrawArgs {
     const Step* step;
-    const RowRanking* rankings;  // (screened)
+    const RowQuestion* questions;  // (screened)
     u32* found_counts;           // (screened): changed to capacity + 1 if the candidates do not decide the first token
     const Found* found;          // (screened, capacity)
     const Found* changed;        // (screened, changes_max): the tokens with changes, with the model's logits
@@ -429,17 +429,17 @@ struct DrawArgs {
 struct Rest {
     float least;
     float most;
-    float before;  // at most; of those that may stand before the first token of the ranking
+    float before;  // at most; of those that may stand before the first token of the question
     u32 unused;
 };
 
 struct WeighRestArgs {
     const Step* step;
-    const RowRanking* rankings;  // (screened)
+    const RowQuestion* questions;  // (screened)
     const RowFilter* filters;    // (screened)
     Estimates estimates;
     const float* thresholds;  // (screened)
-    const Found* firsts;      // (screened): the first tokens of the rankings
+    const Found* firsts;      // (screened): the first tokens of the questions
     Rest* rests;              // (screened, gridDim.x): of a part of the tokens each
     u32 vocab;
     u32 unused;
@@ -447,7 +447,7 @@ struct WeighRestArgs {
 
 struct FilteredDrawArgs {
     const Step* step;
-    const RowRanking* rankings;  // (screened)
+    const RowQuestion* questions;  // (screened)
     const RowFilter* filters;    // (screened)
     u32* found_counts;           // (screened): changed to capacity + 1 if the candidates do not decide the draw
     const u32* some_counts;      // (screened): numbers of candidates of the filters

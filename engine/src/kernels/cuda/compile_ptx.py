@@ -1,11 +1,11 @@
 """Compiles the CUDA kernels with NVRTC; no GPU is needed. `cargo xtask ptx` and its test run this program.
 
     compile_ptx.py LIBNVRTC FLAG… -- ARCHITECTURE OUT FILE.cu…
-    compile_ptx.py LIBNVRTC FLAG… -- SOURCES
+    compile_ptx.py LIBNVRTC FLAG… -- SOURCES OUTPUTS
 
 The first form writes OUT/FILE.ptx for a virtual architecture (compute_80) or OUT/FILE.cubin for a real architecture
-(sm_90, sm_90a). The second form writes the hashes of sources and outputs to ptx/SOURCES. Kernels can include, by name, the
-headers in the folder of this file.
+(sm_90, sm_90a). The second form writes the hashes of sources and of the files in the folder OUTPUTS to OUTPUTS/SOURCES. Kernels can
+include, by name, the headers in the folder of this file and in its folder experimental.
 """
 
 import ctypes
@@ -68,11 +68,11 @@ def main():
     split = arguments.index("--")
     flags, arguments = arguments[:split], arguments[split + 1:]
     nvrtc = Nvrtc(library)
-    if arguments == ["SOURCES"]:
-        write_sources(f"NVRTC {nvrtc.version()} {' '.join(flags)}")
+    if arguments[0] == "SOURCES":
+        write_sources(f"NVRTC {nvrtc.version()} {' '.join(flags)}", pathlib.Path(arguments[1]))
         return
     architecture, out, *sources = arguments
-    headers = {path.name: path.read_bytes() for path in sorted(HERE.glob("*.cuh"))}
+    headers = {path.name: path.read_bytes() for path in sorted(kernels("*.cuh"))}
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     suffix = ".cubin" if architecture.startswith("sm_") else ".ptx"
@@ -81,14 +81,21 @@ def main():
         (out / source.with_suffix(suffix).name).write_bytes(compiled)
 
 
-def write_sources(compiler):
-    """Writes the compiler and the hashes of all files to ptx/SOURCES; a test compares them with the files."""
+def kernels(pattern):
+    """Returns the files of kernels with a pattern."""
+    return [*HERE.glob(pattern), *(HERE / "experimental").glob(pattern)]
+
+
+def write_sources(compiler, outputs):
+    """Writes the compiler and the hashes of all files; a test compares them with the files."""
     lines = [compiler]
-    for pattern in ["*.cu", "*.cuh", "ptx/*.ptx", "sm_90/*.cubin", "sm_90a/*.cubin"]:
-        for path in sorted(HERE.glob(pattern)):
+    for path in [path for pattern in ["*.cu", "*.cuh"] for path in sorted(kernels(pattern))]:
+        lines.append(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(HERE)}")
+    for pattern in ["ptx/*.ptx", "sm_90/*.cubin", "sm_90a/*.cubin"]:
+        for path in sorted(outputs.glob(pattern)):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            lines.append(f"{digest}  {path.relative_to(HERE)}")
-    (HERE / "ptx/SOURCES").write_text("\n".join(lines) + "\n")
+            lines.append(f"{digest}  {path.relative_to(outputs)}")
+    (outputs / "SOURCES").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

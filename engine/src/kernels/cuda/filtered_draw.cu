@@ -1,4 +1,4 @@
-// Draws with top-k, top-p and min-p, as engine/src/sampler/filters.rs defines them, from the exact logits of the most probable
+// Draws with top-k, top-p and min-p, as engine/src/sampling/top_k_top_p.rs defines them, from the exact logits of the most probable
 // tokens and of those with changes, and bounds of the others.
 //
 // The tokens that can be drawn are the first of the order by descending logit, then by ascending token: of the tokens that top-k
@@ -24,7 +24,7 @@ KERNEL(256) weigh_rest(const WeighRestArgs args) {
     if (row >= args.step->screened) return;
     RowFilter filter = args.filters[row];
     if (!filter.is_on || filter.top_k > 0 || filter.top_p >= 1.0f) return;
-    float threshold = args.thresholds[row], temperature = args.rankings[row].temperature;
+    float threshold = args.thresholds[row], temperature = args.questions[row].temperature;
     float least = 0.0f, most = 0.0f, before = 0.0f;
     Found first = args.firsts[row];
     const float* values = args.estimates.values + u64(row) * groups * 16;
@@ -99,10 +99,10 @@ struct Candidates {
         return sum_over_block(sum, shared);
     }
     // Returns the ordered candidate with the largest value before `limit`; of equal ones, the lowest token.
-    __device__ __forceinline__ Found best_before(Found limit, const RowRanking& ranking, Valued* shared) const {
+    __device__ __forceinline__ Found best_before(Found limit, const RowQuestion& question, Valued* shared) const {
         Valued best = {{0xffffffffu, 0.0f}, minus_infinity()};
         before(limit, [&](Found f) {
-            if (f.logit >= least) best = better(best, {f, value_of(ranking, f.token, f.logit)});
+            if (f.logit >= least) best = better(best, {f, value_of(question, f.token, f.logit)});
         });
         for (u32 width = 16; width > 0; width /= 2) {
             Valued other = {{__shfl_xor_sync(FULL_WARP, best.found.token, width), __shfl_xor_sync(FULL_WARP, best.found.logit, width)},
@@ -136,9 +136,9 @@ __device__ __forceinline__ bool find_drawn(const FilteredDrawArgs& args, u32 row
     __shared__ float floats[32];
     __shared__ Valued valued[32];
     __shared__ u32 counts[32];
-    RowRanking ranking = args.rankings[row];
+    RowQuestion question = args.questions[row];
     Candidates all = {args.some + u64(row) * args.capacity, args.some_counts[row], args.changed + u64(row) * args.changes_max,
-                      changes_of(args.step, ranking), ranking.changes, 0.0f, minus_infinity(), ranking.temperature};
+                      changes_of(args.step, question), question.changes, 0.0f, minus_infinity(), question.temperature};
     if (all.count > args.capacity || all.count + all.changed_count < filter.top_k) return false;
     float here = minus_infinity();
     all.each([&](Found f) { here = larger(f.logit, here); });
@@ -150,7 +150,7 @@ __device__ __forceinline__ bool find_drawn(const FilteredDrawArgs& args, u32 row
     Found end = {0xffffffffu, minus_infinity()}, now = first;
     // The weight of the ordered candidates, and bounds of the weight that the tokens before a drawn one stay below.
     double sum = 0.0, enough_least = 0.0, enough_most = 0.0;
-    // At most: the weight of other tokens before the first one of the ranking.
+    // At most: the weight of other tokens before the first one of the question.
     double before_first = 0.0;
     if (by_weight) {
         sum = all.weight_before(end, true, doubles);
@@ -173,13 +173,13 @@ __device__ __forceinline__ bool find_drawn(const FilteredDrawArgs& args, u32 row
     bool has_all = filter.top_k > 0 || __dmul_rn(all.weight(threshold), 1.0 + ROUND_F64) < filter.min_p ||
                    by_weight && __dmul_rn(sum, 1.0 - ROUND_F64) >= enough_most;
     if (filter.top_k > 0) {
-        now = all.best_before(end, ranking, valued);
+        now = all.best_before(end, question, valued);
     } else if (!(first.logit >= all.least)) {
         bool is_drawn = all.weight(first.logit) >= filter.min_p &&
                         (!by_weight || __dmul_rn(__dadd_rn(sum, before_first), 1.0 + ROUND_F64) < enough_least);
         if (is_drawn) drawn = first;
         if (is_drawn || !has_all) return is_drawn;
-        now = all.best_before(end, ranking, valued);
+        now = all.best_before(end, question, valued);
     }
     for (;;) {
         bool can_be = all.weight(now.logit) >= filter.min_p;
@@ -193,14 +193,14 @@ __device__ __forceinline__ bool find_drawn(const FilteredDrawArgs& args, u32 row
             drawn = now;
             return true;
         }
-        now = all.best_before(now, ranking, valued);
+        now = all.best_before(now, question, valued);
     }
 }
 
 // Returns a token with the logit that it has without a change.
 __device__ __forceinline__ Found with_model_logit(const FilteredDrawArgs& args, u32 row, Found drawn) {
     const Found* changed = args.changed + u64(row) * args.changes_max;
-    u32 low = 0, end = args.rankings[row].changes, high = end;
+    u32 low = 0, end = args.questions[row].changes, high = end;
     while (low < high) {
         u32 middle = (low + high) / 2;
         if (changed[middle].token < drawn.token) low = middle + 1;

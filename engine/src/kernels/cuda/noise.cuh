@@ -1,4 +1,4 @@
-// The noise of sampling, as `Noise` in engine/src/noise.rs: the same hash and the same bits in f64, and bounds in f32.
+// The noise of sampling, as `GumbelNoise` in engine/src/sampling/gumbel.rs: the same hash and the same bits in f64, and bounds in f32.
 
 #pragma once
 #include "args.cuh"
@@ -80,8 +80,8 @@ __device__ __forceinline__ void noise_bounds(u32 first, float& lowest, float& hi
     lowest = larger(__fsub_rn(LN_2 * 127 - 0.0602f, scaled_bits(outer)), -3.7f);
 }
 
-// A token's value in a ranking: its logit plus temperature · noise, as `ScaledNoise::add_to`; without noise, its logit.
-__device__ __forceinline__ double value_of(const RowRanking& ranking, u32 token, float logit) {
-    if (ranking.temperature == 0.0f) return logit;
-    return __dadd_rn(logit, __dmul_rn(ranking.temperature, noise_of(ranking.keys, token)));
+// A token's value in a question: its logit plus temperature · noise, as `ScaledNoise::add_to`; without noise, its logit.
+__device__ __forceinline__ double value_of(const RowQuestion& question, u32 token, float logit) {
+    if (question.temperature == 0.0f) return logit;
+    return __dadd_rn(logit, __dmul_rn(question.temperature, noise_of(question.keys, token)));
 }

@@ -29,7 +29,7 @@ template <class F> __device__ __forceinline__ void screen(const ScreenArgs& args
             float estimate = estimate_of(digit_count, of_row, args.scales[token], at[0], at[digit_count == 1 ? 0 : F::STRIDE]);
             args.estimates[u64(row) * groups * TILE_ROWS + token] = estimate;
             Interval of_logit = interval(estimate, of_row, args.errors[token], args.norms[token]);
-            bounds = value_bounds(of_logit, args.rankings[row], token);
+            bounds = value_bounds(of_logit, args.questions[row], token);
         }
         for (u32 width = 8; width > 0; width /= 2) {
             bounds.lowest = larger(__shfl_xor_sync(FULL_WARP, bounds.lowest, width), bounds.lowest);

@@ -55,11 +55,11 @@ __device__ __forceinline__ DigitRow digit_row(const Estimates& estimates, u32 ro
 }
 
 // Returns the bounds of a value from those of its logit. The last factor exceeds the roundings of a product and two sums.
-__device__ __forceinline__ Interval value_bounds(const Interval& logit, const RowRanking& ranking, u32 token) {
-    if (ranking.temperature == 0.0f) return logit;
+__device__ __forceinline__ Interval value_bounds(const Interval& logit, const RowQuestion& question, u32 token) {
+    if (question.temperature == 0.0f) return logit;
     float low, high;
-    noise_bounds(noise_bits(token, ranking.keys[0], ranking.keys[1]), low, high);
-    low = __fmul_rn(ranking.temperature, low), high = __fmul_rn(ranking.temperature, high);
+    noise_bounds(noise_bits(token, question.keys[0], question.keys[1]), low, high);
+    low = __fmul_rn(question.temperature, low), high = __fmul_rn(question.temperature, high);
     float lowest = __fsub_rn(__fadd_rn(logit.lowest, low), __fmul_rn(__fadd_rn(fabsf(logit.lowest), fabsf(low)), 2.5e-7f));
     float highest = __fadd_rn(__fadd_rn(logit.highest, high), __fmul_rn(__fadd_rn(fabsf(logit.highest), fabsf(high)), 2.5e-7f));
     return {or_if_nan(lowest, minus_infinity()), or_if_nan(highest, -minus_infinity())};
@@ -79,14 +79,14 @@ __device__ __forceinline__ float changed_logit(const LogitChange& change, float 
 }
 
 // The changes of a row. The inputs begin with the step.
-__device__ __forceinline__ const LogitChange* changes_of(const Step* step, const RowRanking& ranking) {
-    return reinterpret_cast<const LogitChange*>(step) + ranking.first_change;
+__device__ __forceinline__ const LogitChange* changes_of(const Step* step, const RowQuestion& question) {
+    return reinterpret_cast<const LogitChange*>(step) + question.first_change;
 }
 
 // Returns whether a token with this estimate was taken out of the estimates, because it has a change. Others with −∞ have no weight
 // and are never drawn.
-__device__ __forceinline__ bool is_taken(const RowRanking& ranking, float estimate) {
-    return ranking.changes > 0 && estimate == minus_infinity();
+__device__ __forceinline__ bool is_taken(const RowQuestion& question, float estimate) {
+    return question.changes > 0 && estimate == minus_infinity();
 }
 
 // Returns bits that compare as unsigned integers in the same order as the floats.

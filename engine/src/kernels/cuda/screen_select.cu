@@ -1,4 +1,4 @@
-// Selects the tokens that may be among the first of a row's ranking, and the first of them.
+// Selects the tokens that may be among the first of a row's question, and the first of them.
 
 #include "norm.cuh"
 #include "screen.cuh"
@@ -69,7 +69,7 @@ KERNEL(1024) screen_select(const SelectArgs args) {
     __shared__ u32 found_count;
     u32 row = blockIdx.x, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened) return;
-    RowRanking ranking = args.rankings[row];
+    RowQuestion question = args.questions[row];
     RowFilter filter = args.filters ? args.filters[row] : RowFilter{};
     if (args.filters && !filter.is_on) return;
     const float* lowest = args.lowest + u64(row) * groups;
@@ -77,22 +77,22 @@ KERNEL(1024) screen_select(const SelectArgs args) {
     const float* estimates = args.estimates.values + u64(row) * groups * 16;
     DigitRow of_row = digit_row(args.estimates, row);
     Found* found = args.found + u64(row) * args.capacity;
-    if (args.filters) ranking.temperature = 0.0f;
+    if (args.filters) question.temperature = 0.0f;
     for (u32 selection = 0;; selection++) {
         float threshold;
         if (threadIdx.x == 0) found_count = 0;
         if (args.filters) {
             threshold = filter_threshold(filter, lowest, highest, groups, args.capacity, selection, counts);
         } else {
-            u32 key = largest_key(lowest, groups, ranking.count, counts);
-            threshold = ranking.count <= groups ? from_ordered(key) : minus_infinity();
-            if (ranking.within > 0.0f) threshold = further_down(threshold, ranking.within);
+            u32 key = largest_key(lowest, groups, question.count, counts);
+            threshold = question.count <= groups ? from_ordered(key) : minus_infinity();
+            if (question.within > 0.0f) threshold = further_down(threshold, question.within);
         }
         for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
             if (!(highest[g] >= threshold)) continue;
             for (u32 token = g * 16; token < g * 16 + 16 && token < args.vocab; token++) {
-                if (is_taken(ranking, estimates[token])) continue;
-                Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, estimates, token), ranking, token);
+                if (is_taken(question, estimates[token])) continue;
+                Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, estimates, token), question, token);
                 if (!(bounds.highest >= threshold)) continue;
                 u32 at = atomicAdd(&found_count, 1u);
                 if (at < args.capacity) found[at] = {token, estimates[token]};
@@ -116,8 +116,8 @@ KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
     u32 row = blockIdx.y, group = blockIdx.x * blockDim.x + threadIdx.x, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened || group >= groups) return;
     if (args.filters && !args.filters[row].is_on) return;
-    RowRanking ranking = args.rankings[row];
-    if (args.filters) ranking.temperature = 0.0f;
+    RowQuestion question = args.questions[row];
+    if (args.filters) question.temperature = 0.0f;
     const float* values = args.estimates.values + u64(row) * groups * 16;
     DigitRow of_row = digit_row(args.estimates, row);
     float lowest = minus_infinity(), highest = minus_infinity();
@@ -126,8 +126,8 @@ KERNEL(256) logit_bounds(const LogitBoundsArgs args) {
         four_logit_bounds(args.estimates, of_row, values, first, four);
         UNROLL for (u32 i = 0; i < 4; i++) {
             if (first + i >= args.vocab) break;
-            if (is_taken(ranking, values[first + i])) continue;
-            Interval bounds = value_bounds(four[i], ranking, first + i);
+            if (is_taken(question, values[first + i])) continue;
+            Interval bounds = value_bounds(four[i], question, first + i);
             lowest = larger(bounds.lowest, lowest), highest = larger(bounds.highest, highest);
         }
     }
@@ -141,24 +141,24 @@ KERNEL(256) take_changed(const TakeChangedArgs args) {
     start_after_previous();
     u32 row = blockIdx.y, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened) return;
-    RowRanking ranking = args.rankings[row];
-    const LogitChange* changes = changes_of(args.step, ranking);
+    RowQuestion question = args.questions[row];
+    const LogitChange* changes = changes_of(args.step, question);
     float* values = args.values + u64(row) * groups * 16;
     Found* changed = args.changed + u64(row) * args.changes_max;
     DigitRow of_row = digit_row(args.estimates, row);
-    if (blockIdx.x == 0 && threadIdx.x == 0) args.changed_counts[row] = ranking.changes;
-    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < ranking.changes; i += gridDim.x * blockDim.x) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) args.changed_counts[row] = question.changes;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < question.changes; i += gridDim.x * blockDim.x) {
         u32 group = changes[i].token / 16;
         if (i > 0 && changes[i - 1].token / 16 == group) continue;
-        for (u32 j = i; j < ranking.changes && changes[j].token / 16 == group; j++) {
+        for (u32 j = i; j < question.changes && changes[j].token / 16 == group; j++) {
             u32 token = changes[j].token;
             changed[j] = {token, values[token]};
             values[token] = minus_infinity();
         }
         Interval all = {minus_infinity(), minus_infinity()};
         for (u32 token = group * 16; token < group * 16 + 16 && token < args.vocab; token++) {
-            if (is_taken(ranking, values[token])) continue;
-            Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, values, token), ranking, token);
+            if (is_taken(question, values[token])) continue;
+            Interval bounds = value_bounds(logit_bounds_of(args.estimates, of_row, values, token), question, token);
             all.lowest = larger(bounds.lowest, all.lowest), all.highest = larger(bounds.highest, all.highest);
         }
         args.lowest[u64(row) * groups + group] = all.lowest;
@@ -172,9 +172,9 @@ KERNEL(32) draw(const DrawArgs args) {
     start_after_previous();
     u32 row = blockIdx.x, lane = threadIdx.x;
     if (row >= args.step->screened) return;
-    RowRanking ranking = args.rankings[row];
+    RowQuestion question = args.questions[row];
     u32 count = args.found_counts[row];
-    if (!ranking.single) return;
+    if (!question.single) return;
     u32* carried = args.carried + args.step->carry + row;
     if (lane == 0) *carried = 0;
     if (count > args.capacity) return;
@@ -185,8 +185,8 @@ KERNEL(32) draw(const DrawArgs args) {
     u32 equal = 0, unordered = 0;  // whether another token has the same value; whether one is NaN
     auto look_at = [&](Found f, float model) {
         // The logarithms of noise take long. A bound of NaN is +∞.
-        if (value_bounds(exactly(f.logit), ranking, f.token).highest < most) return;
-        double value = value_of(ranking, f.token, f.logit);
+        if (value_bounds(exactly(f.logit), question, f.token).highest < most) return;
+        double value = value_of(question, f.token, f.logit);
         unordered |= value != value;
         if (best.token == NONE || value > most) most = value, best = f, of_model = model, equal = 0;
         else equal |= value == most;
@@ -194,8 +194,8 @@ KERNEL(32) draw(const DrawArgs args) {
     const Found* found = args.found + u64(row) * args.capacity;
     for (u32 i = lane; i < count; i += 32) look_at(found[i], found[i].logit);
     const Found* changed = args.changed + u64(row) * args.changes_max;
-    const LogitChange* changes = changes_of(args.step, ranking);
-    for (u32 i = lane; i < ranking.changes; i += 32) look_at({changed[i].token, changed_logit(changes[i], changed[i].logit)}, changed[i].logit);
+    const LogitChange* changes = changes_of(args.step, question);
+    for (u32 i = lane; i < question.changes; i += 32) look_at({changed[i].token, changed_logit(changes[i], changed[i].logit)}, changed[i].logit);
     for (u32 width = 16; width > 0; width /= 2) {
         double of_other = __shfl_xor_sync(FULL_WARP, most, width);
         Found other = {__shfl_xor_sync(FULL_WARP, best.token, width), __shfl_xor_sync(FULL_WARP, best.logit, width)};

@@ -18,14 +18,14 @@ __device__ __forceinline__ void finish_pair(const ScreenArgs& args, u32 groups, 
     u32 lane = threadIdx.x % 32;
     bool exists = row < args.step->screened;
     DigitRow of_row = args.rows[exists ? row : 0];
-    RowRanking ranking = args.rankings[exists ? row : 0];
+    RowQuestion question = args.questions[exists ? row : 0];
     Interval bounds = {minus_infinity(), minus_infinity()};
     UNROLL for (u32 high = 0; high < 2; high++) {
         if (!exists || !tokens[high].exists) continue;
         float estimate = estimate_of(args.digit_count, of_row, tokens[high].scale, first[high], second[high]);
         args.estimates[(u64(row) * groups + group) * TILE_ROWS + lane / 4 + 8 * high] = estimate;
         Interval of_logit = interval(estimate, of_row, tokens[high].error, tokens[high].norm);
-        Interval of_token = value_bounds(of_logit, ranking, group * TILE_ROWS + lane / 4 + 8 * high);
+        Interval of_token = value_bounds(of_logit, question, group * TILE_ROWS + lane / 4 + 8 * high);
         bounds.lowest = larger(of_token.lowest, bounds.lowest);
         bounds.highest = larger(of_token.highest, bounds.highest);
     }

@@ -48,7 +48,7 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// Cuts the parts of `queries` queries over `blocks` blocks from `scratch`.
-    fn of(scratch: &'a mut Vec<f32>, queries: usize, blocks: usize, groups: usize) -> Self {
+    fn cut_from(scratch: &'a mut Vec<f32>, queries: usize, blocks: usize, groups: usize) -> Self {
         let scores = queries * blocks * LANES;
         let units = queries * blocks.div_ceil(SEGMENT_BLOCKS);
         let (packed, weights) = (queries * groups, queries * blocks * WEIGHTS_BYTES / 8);
@@ -82,7 +82,7 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
     tile.check(last);
     assert!(queries.len() == Q * tile.head_dim && out.len() == Q * tile.padded_head_dim);
     let (blocks, groups) = (last / LANES + 1, tile.head_dim.div_ceil(DEPTH));
-    let mut parts = Parts::of(scratch, Q, blocks, groups);
+    let mut parts = Parts::cut_from(scratch, Q, blocks, groups);
     // SAFETY: `check` proved that every block's keys, values and scales are inside the slices, `parts` has room for
     // all blocks, and the length of `out` is asserted; the caller has the ISA.
     unsafe {

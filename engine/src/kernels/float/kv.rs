@@ -38,7 +38,7 @@ impl KvElement for f16 {
         kernels.attention_f16
     }
     fn narrow(kernels: &FloatKernels, x: &[f32], _: f32, out: &mut [Self]) {
-        // SAFETY: `FloatKernels::of` checked the ISA.
+        // SAFETY: `FloatKernels::for_isa` checked the ISA.
         unsafe { (kernels.narrow)(x, out) }
     }
 }
@@ -60,11 +60,11 @@ impl KvElement for i8 {
         kernels.attention_i8
     }
     fn scale(kernels: &FloatKernels, x: &[f32]) -> f32 {
-        // SAFETY: `FloatKernels::of` checked the ISA.
+        // SAFETY: `FloatKernels::for_isa` checked the ISA.
         unsafe { (kernels.int8_scale)(x) }
     }
     fn narrow(kernels: &FloatKernels, x: &[f32], scale: f32, out: &mut [Self]) {
-        // SAFETY: `FloatKernels::of` checked the ISA.
+        // SAFETY: `FloatKernels::for_isa` checked the ISA.
         unsafe { (kernels.narrow_int8)(x, scale, out) }
     }
 }

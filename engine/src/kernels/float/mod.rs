@@ -36,7 +36,7 @@ type AttentionFn<E> = unsafe fn(&AttentionTile<'_, E>, &[f32], &[usize], &mut Ve
 type SelectFn = unsafe fn(&Bounds<'_>, Option<&RangeNoise>, f32, &[f32], &mut Vec<usize>);
 type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
 
-/// The kernels of one ISA. [`FloatKernels::of`] checks that this machine can run them.
+/// The kernels of one ISA. [`FloatKernels::for_isa`] checks that this machine can run them.
 #[derive(Clone, Copy)]
 pub struct FloatKernels {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
@@ -85,7 +85,7 @@ head_element!(i8, head_i8);
 
 impl FloatKernels {
     /// Returns the kernels of an ISA, if this machine can run them.
-    pub fn of(isa: Isa) -> Option<&'static Self> {
+    pub fn for_isa(isa: Isa) -> Option<&'static Self> {
         if !isa.is_available() {
             return None;
         }

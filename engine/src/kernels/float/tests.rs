@@ -7,11 +7,11 @@ use super::*;
 use crate::{formats::Scale, kv::BlockId};
 
 fn isas() -> impl Iterator<Item = &'static FloatKernels> {
-    Isa::ALL.into_iter().filter(|isa| *isa != Isa::Scalar).filter_map(FloatKernels::of)
+    Isa::ALL.into_iter().filter(|isa| *isa != Isa::Scalar).filter_map(FloatKernels::for_isa)
 }
 
 fn scalar() -> &'static FloatKernels {
-    FloatKernels::of(Isa::Scalar).unwrap()
+    FloatKernels::for_isa(Isa::Scalar).unwrap()
 }
 
 /// Deterministic values with a wide spread of magnitudes.

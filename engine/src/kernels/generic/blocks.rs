@@ -1,72 +1,19 @@
 //! The loop for few activation rows: all sums of a group of rows stay in registers.
 
-#[cfg(target_arch = "x86_64")]
-use std::{arch::x86_64::__cpuid, sync::LazyLock};
-
-use super::{CODES_MAX, Expand, Tile, Vectors, many};
+use super::{
+    many,
+    vectors::{CODES_MAX, Expand, Tile, Vectors, Work, opaque},
+};
 use crate::{
     formats::TILE_ROWS,
-    kernels::{gemm::Product, prefetch},
+    kernels::{
+        prefetch::{self, Ahead},
+        product::Product,
+    },
 };
-
-/// Prefetch distances in bytes, where tiles are read one after another. The hardware prefetcher stops at
-/// every 4 KiB.
-#[derive(Clone, Copy)]
-pub struct Ahead {
-    /// Into the first cache; 0 if the hardware prefetcher does better.
-    pub first: usize,
-    /// Into the second cache, which has room for more requests.
-    pub second: usize,
-}
-
-impl Ahead {
-    /// Returns the best measured distances for this processor's vendor (benches/RESULTS.md).
-    #[cfg(target_arch = "x86_64")]
-    pub fn here() -> Self {
-        static HERE: LazyLock<Ahead> = LazyLock::new(|| match is_amd() {
-            true => Ahead { first: 0, second: 64 * 128 },
-            false => Ahead { first: 64 * 64, second: 64 * 704 },
-        });
-        *HERE
-    }
-
-    /// Returns distances that were not measured: the shorter ones of x86-64.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub fn here() -> Self {
-        Self { first: 0, second: 64 * 128 }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn is_amd() -> bool {
-    let vendor = __cpuid(0);
-    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-    name.as_flattened() == b"AuthenticAMD"
-}
 
 /// Prefetch distance in bytes from the second into the first cache, where four tiles are read at once.
 const PREFETCH_NEAR_BYTES: usize = 1024;
-
-/// Operands of [`block_rows`]: up to four tiles, and R rows.
-#[derive(Clone, Copy)]
-pub struct Work {
-    tile: Tile,
-    /// Bytes from one tile to the next.
-    tile_bytes: usize,
-    /// Prefetch distances, if one group of rows reads a single tile.
-    ahead: Ahead,
-    /// Otherwise: start of the next tiles, for prefetching.
-    next: *const u8,
-    /// The share of the next tiles' lines that this group prefetches, in 256ths.
-    next_share: usize,
-    /// The first row's activations.
-    x: *const i8,
-    x_stride: usize,
-    sums: *const i32,
-    /// The first row's outputs for the tile.
-    y: *mut i32,
-    y_stride: usize,
-}
 
 /// Runs the product with the vectors of `T`.
 ///
@@ -211,15 +158,4 @@ pub unsafe fn block_rows<
             }
         }
     }
-}
-
-/// Returns the pointer and hides its origin from the compiler. Otherwise the compiler would add up
-/// strides in the innermost loop, on ports that multiply, to save registers that are not needed.
-#[inline(always)]
-pub fn opaque<T>(mut pointer: *const T) -> *const T {
-    // SAFETY: no instruction.
-    unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, readonly, nostack, preserves_flags));
-    }
-    pointer
 }

@@ -16,39 +16,18 @@
 
 use std::{mem::MaybeUninit, ops::Range};
 
-use super::{Expand, Tile, Vectors, blocks::opaque};
+use super::vectors::{CODES_OF_CHUNK, Codes, Expand, Many, Tile, Vectors, opaque};
 use crate::{
     formats::TILE_ROWS,
-    kernels::{gemm::Product, prefetch},
+    kernels::{prefetch, product::Product},
 };
 
 /// Largest number of tiles in a group.
 pub const TILES_MAX: usize = 4;
-/// Code vectors of a chunk: 24 KiB for four tiles.
-const CODES_OF_CHUNK: usize = 96;
-
-/// Code vectors of a chunk of a tile.
-pub type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];
-
-/// Operands of [`rows_by_tiles`]: a chunk of a group of tiles, and R rows.
-pub struct Many<T: Vectors> {
-    pub codes: *const Codes<T>,
-    /// Code vectors of the chunk, at least 1.
-    pub count: usize,
-    /// The first row's activations for the chunk.
-    pub x: *const i8,
-    pub x_stride: usize,
-    /// The first row's sum for the first chunk, null for later ones.
-    pub sums: *const i32,
-    /// The first row's outputs for the first tile.
-    pub y: *mut i32,
-    pub y_stride: usize,
-}
-
 /// Runs the product with the vectors of `T`.
 ///
 /// # Safety
-/// The machine has `T`'s instruction set; [`super::gemm`] has checked the shapes.
+/// The machine has `T`'s instruction set; [`blocks::gemm`](super::blocks::gemm) has checked the shapes.
 pub unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     let Product { tiles, tile_bytes, blocks, x, x_stride, sums, y, .. } = product;
     let (tile_count, rows) = (tiles.len() / *tile_bytes, sums.len());

@@ -1,4 +1,4 @@
-//! The common loops of the vector paths; each ISA defines its vectors ([`Vectors`]).
+//! The common loops of the vector paths; each ISA defines its vectors ([`Vectors`](vectors::Vectors)).
 //!
 //! A vector has one 32-bit lane for each of a tile's 16 output rows. Weights come as unsigned codes
 //! `trit + 1`, four inputs a lane; four activations of a row are broadcast to all lanes; each lane adds
@@ -16,15 +16,10 @@
 //! Weights are read in memory order. A multiply-add reads 1/4 (`i2_s`, `tl1`) or 5/24 (`tl2`) bytes of
 //! weights, divided by R.
 
-mod blocks;
+pub mod blocks;
 pub mod many;
 pub mod peak;
-mod vectors;
-
-#[cfg(target_arch = "x86_64")]
-pub use blocks::{Ahead, opaque};
-pub use blocks::{Work, block_rows, gemm};
-pub use vectors::{CODES_MAX, Expand, Tile, Vectors};
+pub mod vectors;
 
 /// Defines the loops with the features enabled, where the names that they use are in scope.
 macro_rules! enabled {

@@ -3,10 +3,7 @@
 
 use std::hint::black_box;
 
-use super::Vectors;
-
-/// Most independent sums: enough to hide the instruction's latency, and few enough for the registers.
-pub const SUMS_MAX: usize = 12;
+use super::vectors::{PEAK_SUMS_MAX, Vectors};
 
 /// Runs [`accumulate_all`] with the instruction set enabled; returns the number of products.
 ///
@@ -28,7 +25,7 @@ pub unsafe fn accumulate_all<T: Vectors>(rounds: usize) {
     // SAFETY: guaranteed by the caller; `activations` has four elements.
     unsafe {
         let (codes, x) = (black_box(T::splat(0x0102_0001)), T::broadcast(activations.as_ptr()));
-        let mut sums = [T::zero(); SUMS_MAX];
+        let mut sums = [T::zero(); PEAK_SUMS_MAX];
         for _ in 0..rounds {
             for sum in &mut sums[..T::PEAK_SUMS] {
                 *sum = T::accumulate(*sum, codes, x);

@@ -1,19 +1,22 @@
 //! The interface of an instruction set ([`Vectors`]) and of a format's expansion ([`Expand`]).
 
-use std::ops::Range;
+use std::{mem::MaybeUninit, ops::Range};
 
-#[cfg(doc)]
-use super::block_rows;
-use super::{Work, many, peak};
-use crate::formats::{
-    i2_s::I2S,
-    layout::Layout,
-    tl1::Tl1,
-    tl2::{self, Tl2},
+use crate::{
+    formats::{
+        i2_s::I2S,
+        layout::Layout,
+        tl1::Tl1,
+        tl2::{self, Tl2},
+    },
+    kernels::prefetch::Ahead,
 };
 
 /// Largest number of code vectors from one [`Expand::codes`].
 pub const CODES_MAX: usize = 3;
+
+/// Most independent sums: enough to hide the instruction's latency, and few enough for the registers.
+pub const PEAK_SUMS_MAX: usize = 12;
 
 /// Vectors of one instruction set and the arithmetic on them.
 ///
@@ -37,10 +40,10 @@ pub trait Vectors: Sized {
     /// Numbers of rows for which four tiles share a broadcast.
     const FOUR_ROWS: Range<usize>;
 
-    /// Smallest number of rows for which codes are expanded once for all rows ([`many`]).
+    /// Smallest number of rows for which codes are expanded once for all rows (`many`).
     const MANY_ROWS_MIN: usize;
 
-    /// Largest number of rows with all sums in registers, in [`many`].
+    /// Largest number of rows with all sums in registers, in `many`.
     const MANY_ROWS: usize;
     /// Number of tiles with which [`Self::MANY_ROWS`] rows have all sums in registers.
     const MANY_TILES: usize;
@@ -69,26 +72,26 @@ pub trait Vectors: Sized {
     /// Adds an accumulator to int32 lanes.
     unsafe fn add_widened(total: Self::Lanes, sum: Self::Lanes) -> Self::Lanes;
 
-    /// Runs [`block_rows`] for `rows` rows, at most [`Vectors::ROWS_MAX`], and one tile, or two from
+    /// Runs `blocks::block_rows` for `rows` rows, at most [`Vectors::ROWS_MAX`], and one tile, or two from
     /// [`Vectors::PAIR_ROWS_MIN`] rows of the product on, with the instruction set enabled.
     unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize);
 
-    /// Runs [`many::expand`] with the instruction set enabled.
+    /// Runs `many::expand` with the instruction set enabled.
     unsafe fn expand<E: Expand<Self>>(
         tile: Tile,
         blocks: Range<usize>,
         ahead: usize,
-        codes: &mut many::Codes<Self>,
+        codes: &mut Codes<Self>,
     );
 
-    /// Runs [`many::rows_by_tiles`] for at most [`Vectors::MANY_ROWS`] rows
+    /// Runs `many::rows_by_tiles` for at most [`Vectors::MANY_ROWS`] rows
     /// and [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
-    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize);
+    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize);
 
-    /// Independent sums of [`peak::accumulate_all`], at most [`peak::SUMS_MAX`].
-    const PEAK_SUMS: usize = peak::SUMS_MAX;
+    /// Independent sums of `peak::accumulate_all`, at most [`PEAK_SUMS_MAX`].
+    const PEAK_SUMS: usize = PEAK_SUMS_MAX;
 
-    /// Runs [`peak::accumulate_all`] with the instruction set enabled.
+    /// Runs `peak::accumulate_all` with the instruction set enabled.
     unsafe fn run_peak(rounds: usize);
 }
 
@@ -152,4 +155,57 @@ pub trait Expand<T: Vectors>: Parts {
 pub struct Tile {
     pub bytes: *const u8,
     pub blocks: usize,
+}
+
+/// Operands of `blocks::block_rows`: up to four tiles, and R rows.
+#[derive(Clone, Copy)]
+pub struct Work {
+    pub tile: Tile,
+    /// Bytes from one tile to the next.
+    pub tile_bytes: usize,
+    /// Prefetch distances, if one group of rows reads a single tile.
+    pub ahead: Ahead,
+    /// Otherwise: start of the next tiles, for prefetching.
+    pub next: *const u8,
+    /// The share of the next tiles' lines that this group prefetches, in 256ths.
+    pub next_share: usize,
+    /// The first row's activations.
+    pub x: *const i8,
+    pub x_stride: usize,
+    pub sums: *const i32,
+    /// The first row's outputs for the tile.
+    pub y: *mut i32,
+    pub y_stride: usize,
+}
+
+/// Code vectors of a chunk: 24 KiB for four tiles.
+pub const CODES_OF_CHUNK: usize = 96;
+
+/// Code vectors of a chunk of a tile.
+pub type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];
+
+/// Operands of `many::rows_by_tiles`: a chunk of a group of tiles, and R rows.
+pub struct Many<T: Vectors> {
+    pub codes: *const Codes<T>,
+    /// Code vectors of the chunk, at least 1.
+    pub count: usize,
+    /// The first row's activations for the chunk.
+    pub x: *const i8,
+    pub x_stride: usize,
+    /// The first row's sum for the first chunk, null for later ones.
+    pub sums: *const i32,
+    /// The first row's outputs for the first tile.
+    pub y: *mut i32,
+    pub y_stride: usize,
+}
+
+/// Returns the pointer and hides its origin from the compiler. Otherwise the compiler would add up
+/// strides in the innermost loop, on ports that multiply, to save registers that are not needed.
+#[inline(always)]
+pub fn opaque<T>(mut pointer: *const T) -> *const T {
+    // SAFETY: no instruction.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, readonly, nostack, preserves_flags));
+    }
+    pointer
 }

@@ -2,7 +2,7 @@
 //! the float kernels instantiate for each ISA.
 
 use super::Digits;
-use crate::noise::{Noise, ScaledNoise};
+use crate::sampling::GumbelNoise;
 
 /// Elements that are checked together.
 const TOGETHER: usize = 16;
@@ -44,11 +44,11 @@ pub struct Bounds<'a> {
 impl Bounds<'_> {
     /// Returns the bound of head row `j`.
     pub fn at(&self, j: usize) -> f32 {
-        self.of(self.errors[j], self.norms[j])
+        self.bound(self.errors[j], self.norms[j])
     }
 
     #[inline(always)]
-    fn of(&self, error: f32, norm: f32) -> f32 {
+    fn bound(&self, error: f32, norm: f32) -> f32 {
         self.by_error * error + self.by_norm * norm
     }
 }
@@ -69,7 +69,7 @@ pub fn weigh_below(bounds: &Bounds<'_>, threshold: f32, per_unit: f32, estimates
     let count = estimates.len();
     let (errors, norms) = (&bounds.errors[..count], &bounds.norms[..count]);
     let weight = |estimate: f32, error: f32, norm: f32| {
-        let upper = estimate + bounds.of(error, norm);
+        let upper = estimate + bounds.bound(error, norm);
         let weight = weight((upper - threshold) * per_unit);
         if upper < threshold { weight } else { 0.0 }
     };
@@ -89,7 +89,7 @@ pub fn weigh_below(bounds: &Bounds<'_>, threshold: f32, per_unit: f32, estimates
 /// Upper bounds of the scaled noise of a range of tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct RangeNoise {
-    noise: Noise,
+    noise: GumbelNoise,
     /// The temperature, rounded up by more than the roundings of the product and of the sum with a logit.
     temperature: f32,
     first: u32,
@@ -97,15 +97,15 @@ pub struct RangeNoise {
 
 impl RangeNoise {
     /// Returns the noise of the tokens from `first` on.
-    pub fn new(scaled: ScaledNoise, first: usize) -> Self {
-        let temperature = scaled.temperature * NOISE_ROUND_UP;
-        Self { noise: scaled.noise, temperature, first: first as u32 }
+    pub fn new(noise: GumbelNoise, first: usize) -> Self {
+        let temperature = noise.temperature * NOISE_ROUND_UP;
+        Self { noise, temperature, first: first as u32 }
     }
 
     /// Returns the bound of the range's `j`-th token; at least 0.
     #[inline(always)]
     fn upper(&self, j: usize) -> f32 {
-        self.temperature * self.noise.upper(self.first.wrapping_add(j as u32))
+        self.temperature * self.noise.upper_of_token(self.first.wrapping_add(j as u32))
     }
 }
 
@@ -156,7 +156,7 @@ fn select(
     let count = estimates.len();
     let (errors, norms) = (&bounds.errors[..count], &bounds.norms[..count]);
     let is_below = |j: usize, estimate: f32, error: f32, norm: f32| {
-        is_below(j, estimate + bounds.of(error, norm))
+        is_below(j, estimate + bounds.bound(error, norm))
     };
     let (parts, _) = estimates.as_chunks::<TOGETHER>();
     let of_rows = errors.as_chunks::<TOGETHER>().0.iter().zip(norms.as_chunks::<TOGETHER>().0);

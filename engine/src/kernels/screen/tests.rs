@@ -61,7 +61,7 @@ fn weights_are_bounded_where_they_are_exact() {
     let exponents = [1u8, 2, 3, 5, 8, 13, 21, 34];
     let exact: f64 = exponents.iter().map(|k| f64::from(-f32::from(*k)).exp2()).sum();
     for (isa, repeats) in isas().flat_map(|isa| [(isa, 1), (isa, 2), (isa, 5)]) {
-        let kernels = crate::kernels::float::FloatKernels::of(isa).expect("it is available");
+        let kernels = crate::kernels::float::FloatKernels::for_isa(isa).expect("it is available");
         let values: Vec<f32> = exponents.iter().map(|k| -f32::from(*k)).collect();
         // The threshold itself is not below.
         let values = [values.repeat(repeats), vec![0.0]].concat();

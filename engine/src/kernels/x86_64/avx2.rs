@@ -17,9 +17,9 @@ use crate::{
         tl2::{self, Tl2},
     },
     kernels::generic::{
-        CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
-        many::{self, Codes, Many},
-        peak,
+        blocks::block_rows,
+        enabled, many, peak,
+        vectors::{CODES_MAX, Codes, Expand, Many, Tile, Vectors, Work},
     },
 };
 

@@ -17,12 +17,12 @@
 
 use half::f16;
 
-use super::GroupProduct;
 use crate::{
     formats::TILE_ROWS,
     kernels::{
-        generic::{Ahead, CODES_MAX, Expand, Tile, Vectors, opaque},
-        prefetch,
+        generic::vectors::{CODES_MAX, Expand, Tile, Vectors, opaque},
+        prefetch::{self, Ahead},
+        product::GroupProduct,
     },
 };
 

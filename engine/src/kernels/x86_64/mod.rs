@@ -1,9 +1,8 @@
 //! The paths of x86-64: `avx2` and `avx512` define the vectors of the loops in [`super::generic`].
 
 use super::{
-    gemm::{Path, Product},
-    generic::{self, peak},
-    group_gemm::GroupProduct,
+    generic::{blocks, peak},
+    product::{GroupProduct, Path, Product},
 };
 use crate::formats::layout::with_layout;
 
@@ -44,9 +43,9 @@ pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
     unsafe {
         with_layout!(product.format, L => match path {
             Path::Scalar => super::scalar::gemm(product),
-            Path::Avx2 => generic::gemm::<Avx2, L>(product),
-            Path::Avx512 => generic::gemm::<Bw, L>(product),
-            Path::Avx512Vnni => generic::gemm::<Vnni, L>(product),
+            Path::Avx2 => blocks::gemm::<Avx2, L>(product),
+            Path::Avx512 => blocks::gemm::<Bw, L>(product),
+            Path::Avx512Vnni => blocks::gemm::<Vnni, L>(product),
             Path::Amx => avx512::amx::gemm::<L>(product),
         });
     }

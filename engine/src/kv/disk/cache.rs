@@ -134,14 +134,14 @@ struct Shared {
     counters: Arc<Counters>,
     /// Blocks that wait to be written.
     waiting_writes: Arc<AtomicU64>,
-    spare: Arc<Spare>,
+    spare: Arc<ContentBuffers>,
 }
 
 /// Memory of contents that were taken.
 #[derive(Debug, Default)]
-struct Spare(Mutex<Vec<Vec<u8>>>);
+struct ContentBuffers(Mutex<Vec<Vec<u8>>>);
 
-impl Spare {
+impl ContentBuffers {
     fn take(&self) -> Vec<u8> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }

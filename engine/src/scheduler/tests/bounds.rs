@@ -159,7 +159,7 @@ fn blocks_that_a_fork_holds_are_not_the_next_ones_of_a_chunk() {
     scheduler.fork(normal(0), child, Fork::Shared, |_, _| {});
     scheduler.propose(|_, _, _| {});
     let plan = plan(&mut scheduler);
-    let table = |planned| scheduler.chunk(planned, LogitsFor::Last).blocks;
+    let table = |planned| scheduler.chunk(planned).blocks;
     let tables: Vec<&[BlockId]> = plan.chunks.iter().map(table).collect();
     let ends: Vec<usize> = plan.chunks.iter().map(|planned| planned.end).collect();
     assert_eq!((ends, tables.len()), (vec![16, 16], 2));

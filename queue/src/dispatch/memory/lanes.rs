@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::{
-    dispatch::{Entry, Line, LinePart, Missing},
+    dispatch::{BacklogByPriority, Entry, Missing, PriorityBacklog},
     job::{JobId, Priority, Tenant},
 };
 
@@ -114,19 +114,20 @@ impl Lanes {
     }
 
     /// Returns what waits by priority. Tenants do not take turns here, so everything goes before a new entry.
-    pub fn line(&self) -> Line {
-        let part = |Lane { all: Count { entries, tokens }, .. }: &Lane| LinePart {
+    pub fn backlog(&self) -> BacklogByPriority {
+        let part = |Lane { all: Count { entries, tokens }, .. }: &Lane| PriorityBacklog {
             entries: *entries,
             tokens: *tokens,
             before: *tokens,
         };
-        let mut line = Line { parts: [0, 1, 2].map(|lane: usize| part(&self.lanes[lane])) };
+        let mut backlog =
+            BacklogByPriority { parts: [0, 1, 2].map(|lane: usize| part(&self.lanes[lane])) };
         let missing = self.missing.unwrap_or_default();
-        let lowest = line.of(Priority::Low);
+        let lowest = backlog.part_mut(Priority::Low);
         lowest.entries = lowest.entries.saturating_add(missing.entries);
         lowest.tokens = lowest.tokens.saturating_add(missing.tokens);
         lowest.before = lowest.tokens;
-        line
+        backlog
     }
 
     pub fn push(&mut self, waiting: Waiting, place: Place) {

@@ -1,14 +1,21 @@
--- Removes entries that still belong to the consumer.
--- ARGV: consumer, then per entry: id place entry deliveries. Returns {number removed, foreign entries
--- dropped}.
-local mine, total = fenced(ARGV[1])
+--[[
+  Removes entries that still belong to the consumer.
+
+  ARGV[1]   consumer
+  ARGV[2…]  four for each entry: job, place, entry, number of deliveries
+
+  Returns {number of entries removed, number of foreign entries dropped}
+]]
+local consumer = ARGV[1]
+
+local owned, total = owned_entries(consumer)
 local tokens, foreign = 0, 0
-for place, found in pairs(mine) do
-  redis.call('XACK', stream_of(place), GROUP, unpack(found.entries))
-  redis.call('XDEL', stream_of(place), unpack(found.entries))
-  redis.call('HDEL', IDS, unpack(found.ids))
-  tokens = tokens + found.tokens
-  foreign = foreign + close(place)
+for place, of_place in pairs(owned) do
+  redis.call('XACK', stream_key(place), GROUP, unpack(of_place.entries))
+  redis.call('XDEL', stream_key(place), unpack(of_place.entries))
+  redis.call('HDEL', locations_key, unpack(of_place.ids))
+  tokens = tokens + of_place.tokens
+  foreign = foreign + close_stream(place)
 end
-if total > 0 then drained(tokens) end
+if total > 0 then add_drained(tokens) end
 return { total, foreign }

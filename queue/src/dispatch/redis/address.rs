@@ -17,17 +17,14 @@
 //! private authority, `sslcert=FILE&sslkey=FILE` a client certificate. All are PEM files; the names are
 //! those of Postgres URLs.
 
-mod parameters;
-
 use std::{fmt, io};
 
+use super::tls;
 use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
     RedisConnectionInfo, RedisError, TlsCertificates, TlsMode,
     sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
 };
-
-use self::parameters::Parameters;
 
 /// Port of a data server.
 const PORT: u16 = 6379;
@@ -205,7 +202,8 @@ impl Address {
         })
     }
 
-    fn login(&self) -> RedisConnectionInfo {
+    /// Returns user, password and database.
+    pub(super) fn login(&self) -> RedisConnectionInfo {
         let mut login = RedisConnectionInfo::default().set_db(self.database);
         if let Some(username) = &self.username {
             login = login.set_username(username);
@@ -214,6 +212,46 @@ impl Address {
             login = login.set_password(password);
         }
         login
+    }
+
+    /// Returns how to connect to the single server with private authorities, if there are any.
+    pub(super) fn private_tls(&self) -> Result<Option<tls::Connector>, RedisError> {
+        match (&self.certificates, self.hosts.first()) {
+            (Some(certificates), Some(host)) => tls::Connector::new(certificates, host.clone()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns a client of one of the data servers, without a login. `None` if sentinels name the servers.
+    pub(super) fn anonymous(&self) -> Option<Client> {
+        let address = self.addresses().next().filter(|_| self.kind != Kind::Sentinel)?;
+        let info = address.into_connection_info().ok()?;
+        match self.certificates() {
+            Some(certificates) => Client::build_with_tls(info, certificates).ok(),
+            None => Client::open(info).ok(),
+        }
+    }
+
+    /// Returns the commands of the login.
+    pub(super) fn login_commands(&self) -> Vec<Cmd> {
+        let mut commands = Vec::new();
+        if let Some(password) = &self.password {
+            let mut login = redis::cmd("AUTH");
+            login.arg(self.username.as_slice()).arg(password);
+            commands.push(login);
+        }
+        if self.database != 0 {
+            let mut select = redis::cmd("SELECT");
+            select.arg(self.database);
+            commands.push(select);
+        }
+        commands
+    }
+
+    /// Returns the first host, for a connection without TLS.
+    pub(super) fn plain_host(&self) -> Option<(&str, u16)> {
+        let (host, port) = self.hosts.first().filter(|_| !self.tls)?;
+        Some((host, *port))
     }
 
     /// Returns how to connect to the single server.
@@ -263,6 +301,42 @@ impl Address {
             Ok(address.into_connection_info()?.set_redis_settings(login.clone()))
         };
         self.addresses().map(node).collect()
+    }
+}
+
+/// The decoded query parameters.
+#[derive(Default)]
+struct Parameters {
+    sentinel_password: Option<String>,
+    root: Option<String>,
+    certificate: Option<String>,
+    key: Option<String>,
+    shards: Option<String>,
+}
+
+impl Parameters {
+    fn parse(query: &str) -> Result<Self, RedisUrlError> {
+        let mut found = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').ok_or(RedisUrlError::Parameter)?;
+            let place = match name {
+                "sentinel_password" => &mut found.sentinel_password,
+                "sslrootcert" => &mut found.root,
+                "sslcert" => &mut found.certificate,
+                "sslkey" => &mut found.key,
+                "shards" => &mut found.shards,
+                _ => return Err(RedisUrlError::Parameter),
+            };
+            *place = secret(value)?;
+        }
+        Ok(found)
+    }
+
+    /// Returns the number of shards; 1 if it is not given.
+    fn shards(&self) -> Result<u16, RedisUrlError> {
+        let Some(text) = &self.shards else { return Ok(1) };
+        let shards = text.parse().ok().filter(|shards| (1..=SHARDS_MAX).contains(shards));
+        shards.ok_or(RedisUrlError::Shards)
     }
 }
 

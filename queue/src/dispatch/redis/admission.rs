@@ -1,13 +1,18 @@
-//! Checks a submission against the limits of a queue, over all its shards.
+//! What waits in a queue, over all its shards, and whether a submission fits its limits.
 
 use std::time::Duration;
 
 use redis::{FromRedisValue as _, Value};
 
-use super::{Inner, feed::refusal, keys, scripts, unavailable};
+use super::{
+    inner::{Inner, refusal, unavailable},
+    keys, scripts,
+};
 use crate::{
-    dispatch::{Demand, DispatchError, Limit, Line, LinePart, Quotas},
-    job::Priority,
+    dispatch::{
+        Backlog, BacklogByPriority, Demand, DispatchError, Limit, Missing, PriorityBacklog, Quotas,
+    },
+    job::{Priority, QueueName},
 };
 
 /// Bounds of the time after which to try again.
@@ -15,6 +20,9 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Time after which to try again while the rate is unknown.
 const RETRY_DEFAULT: Duration = Duration::from_secs(1);
+
+/// Tenants of each priority that are searched for the oldest entry.
+const TENANTS_SEARCHED: usize = 128;
 
 /// Values of the script's answer before those of priorities, and for each priority.
 const OF_QUEUE: usize = 5;
@@ -29,18 +37,18 @@ struct Usage {
     rate: f64,
     /// Tokens of each of the demand's tenants.
     tenants: Vec<i64>,
-    line: Line,
+    backlog: BacklogByPriority,
 }
 
 /// A tenant of a demand: the tokens that it asks for, and its quota.
-struct Asking {
-    demand: u64,
+struct TenantDemand {
+    tokens: u64,
     quota: Option<u64>,
 }
 
 impl Usage {
     /// Adds a shard's counts; `None` if they are not as the script returns them.
-    fn add(&mut self, counts: &[Value], asked: &[Asking]) -> Option<()> {
+    fn add(&mut self, counts: &[Value], demands: &[TenantDemand]) -> Option<()> {
         let number = |at: usize| i64::from_redis_value_ref(counts.get(at)?).ok();
         let [entries, tokens, missing, missing_tokens] =
             [number(0)?, number(1)?, number(3)?, number(4)?];
@@ -53,12 +61,12 @@ impl Usage {
                 *value = number(OF_QUEUE + OF_PRIORITY * priority + at)?.max(0).unsigned_abs();
             }
         }
-        let mut line = line(tokens, &parts, asked);
-        let lowest = line.of(Priority::Low);
+        let mut backlog = backlog_by_priority(&parts, demands);
+        let lowest = backlog.part_mut(Priority::Low);
         lowest.entries += missing.unsigned_abs();
         lowest.tokens += missing_tokens.unsigned_abs();
         lowest.before += missing_tokens.unsigned_abs();
-        self.line.merge(&line);
+        self.backlog.merge(&backlog);
         let of_tenants = OF_QUEUE + OF_PRIORITY * parts.len();
         for (at, sum) in self.tenants.iter_mut().enumerate() {
             *sum += number(of_tenants + at)?;
@@ -79,7 +87,7 @@ impl Usage {
         demand: &Demand,
         entries_max: usize,
         tokens_max: u64,
-        asking: &[Asking],
+        demands: &[TenantDemand],
     ) -> Option<(Limit, Duration)> {
         let entries = i64::try_from(demand.entries).unwrap_or(i64::MAX);
         // A single entry always fits an empty queue: otherwise a large one would never be accepted.
@@ -99,40 +107,33 @@ impl Usage {
             let beyond = tokens - tokens_left;
             return Some((Limit::Tokens(tokens_max), self.wait_for(beyond as f64)));
         }
-        asking.iter().zip(&self.tenants).find_map(|(one, waiting)| {
+        demands.iter().zip(&self.tenants).find_map(|(one, waiting)| {
             let quota = one.quota?;
-            let beyond = waiting.saturating_add(signed(one.demand)).saturating_sub(signed(quota));
+            let beyond = waiting.saturating_add(signed(one.tokens)).saturating_sub(signed(quota));
             let is_beyond = beyond > 0 && (entries > 1 || *waiting > 0);
             is_beyond.then(|| (Limit::Tenant(quota), self.wait_for(beyond as f64)))
         })
     }
 }
 
-/// Returns what waits in a shard with this many tokens, from `entries, tokens, active tenants, tokens of the
-/// tenant that asks` of each priority.
-///
-/// Programs of 0.1 count tokens without their priority, when they add them as well as when they take them. So a
-/// priority has the tokens that are counted for it, and its entries' share of those that are counted for none; if
-/// more tokens are counted for priorities than wait, each of these has less in proportion.
-fn line(tokens: i64, parts: &[[u64; OF_PRIORITY]; 3], asked: &[Asking]) -> Line {
-    let tokens = tokens.max(0) as f64;
-    let counted = parts.iter().map(|[_, tokens, ..]| tokens).sum::<u64>() as f64;
-    let entries: u64 = parts.iter().map(|[entries, ..]| entries).sum();
-    let scale = if counted > tokens { tokens / counted } else { 1.0 };
-    let rest_of_entry = (tokens - counted).max(0.0) / entries.max(1) as f64;
-    let part = |[own_entries, own_tokens, tenants, of_tenant]: [u64; OF_PRIORITY]| {
-        let tokens = own_tokens as f64 * scale + own_entries as f64 * rest_of_entry;
-        let before = match asked {
+/// Returns what waits in a shard, from `entries, tokens, active tenants, tokens of the tenant that asks` of each priority.
+fn backlog_by_priority(
+    parts: &[[u64; OF_PRIORITY]; 3],
+    demands: &[TenantDemand],
+) -> BacklogByPriority {
+    let part = |[entries, tokens, tenants, of_tenant]: [u64; OF_PRIORITY]| {
+        let before = match demands {
             // Its turn comes when each of the others was served as much as it, or one entry.
             [one] => {
-                let mean = tokens / own_entries.max(1) as f64;
-                tokens.min(tenants as f64 * (of_tenant as f64 + mean.max(one.demand as f64)))
+                let mean = tokens as f64 / entries.max(1) as f64;
+                let others = tenants as f64 * (of_tenant as f64 + mean.max(one.tokens as f64));
+                tokens.min(others as u64)
             }
             _ => tokens,
         };
-        LinePart { entries: own_entries, tokens: tokens as u64, before: before as u64 }
+        PriorityBacklog { entries, tokens, before }
     };
-    Line { parts: parts.map(part) }
+    BacklogByPriority { parts: parts.map(part) }
 }
 
 impl Inner {
@@ -141,17 +142,17 @@ impl Inner {
         &self,
         demand: &Demand,
         quotas: &Quotas,
-    ) -> Result<Line, DispatchError> {
+    ) -> Result<BacklogByPriority, DispatchError> {
         let shards = u64::from(self.shards);
         let own = self.limit.tokens.saturating_mul(shards);
         let tokens_max = demand.part_of(quotas.tokens.map_or(own, |quota| quota.min(own)));
         let entries_max =
             demand.entries_of(self.limit.entries.saturating_mul(usize::from(self.shards)));
-        let asking = demand.tokens.iter().map(|(tenant, tokens)| {
-            let quota = quotas.of(tenant).map(|quota| demand.part_of(quota));
-            Asking { demand: *tokens, quota }
+        let demands = demand.tokens.iter().map(|(tenant, tokens)| {
+            let quota = quotas.of_tenant(tenant).map(|quota| demand.part_of(quota));
+            TenantDemand { tokens: *tokens, quota }
         });
-        let asking: Vec<Asking> = asking.collect();
+        let demands: Vec<TenantDemand> = demands.collect();
         let tenants: Vec<String> =
             demand.tokens.keys().map(|tenant| keys::escape(&tenant.0)).collect();
         let mut usage = Usage { tenants: vec![0; tenants.len()], ..Usage::default() };
@@ -159,43 +160,92 @@ impl Inner {
         for prefix in self.prefixes(queue) {
             let run = self.connections.run_again(&scripts::ADMIT, &prefix, &tenants);
             let counts: Vec<Value> = run.await.map_err(|error| refusal(queue, error))?;
-            usage.add(&counts, &asking).ok_or_else(|| {
+            usage.add(&counts, &demands).ok_or_else(|| {
                 unavailable((redis::ErrorKind::UnexpectedReturnType, "not a queue's counts").into())
             })?;
         }
-        match usage.excess(demand, entries_max, tokens_max, &asking) {
-            None => Ok(usage.line),
+        match usage.excess(demand, entries_max, tokens_max, &demands) {
+            None => Ok(usage.backlog),
             Some((limit, retry_after)) => {
                 Err(DispatchError::Busy { queue: queue.clone(), limit, retry_after })
             }
         }
+    }
+
+    pub(super) async fn missing(
+        &self,
+        queue: &QueueName,
+    ) -> Result<Option<Missing>, DispatchError> {
+        let mut sum = Missing::default();
+        for prefix in self.prefixes(queue) {
+            let none = &[] as &[&str];
+            let run = self.connections.run_again(&scripts::MISSING, &prefix, none);
+            let found: Vec<u64> = run.await.map_err(unavailable)?;
+            let [entries, tokens, refilling] = found[..] else { return Ok(None) };
+            sum.entries += entries;
+            sum.tokens += tokens;
+            sum.refilling |= refilling == 1;
+        }
+        Ok(Some(sum))
+    }
+
+    pub(super) async fn set_missing(
+        &self,
+        queue: &QueueName,
+        missing: Missing,
+    ) -> Result<(), DispatchError> {
+        // Shard 0 has the count of all.
+        let (mut entries, mut tokens) = (missing.entries, missing.tokens);
+        for prefix in self.prefixes(queue) {
+            let values = [entries, tokens, u64::from(missing.refilling)];
+            let set: Result<u64, _> =
+                self.connections.run_again(&scripts::SET_MISSING, &prefix, &values).await;
+            set.map_err(|error| refusal(queue, error))?;
+            (entries, tokens) = (0, 0);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn backlog(&self, queue: &QueueName) -> Result<Backlog, DispatchError> {
+        let (mut sum, tenants) = (Backlog::default(), [TENANTS_SEARCHED.to_string()]);
+        for prefix in self.prefixes(queue) {
+            let run = self.connections.run_again(&scripts::BACKLOG, &prefix, &tenants);
+            let (entries, tokens, oldest, rate, delayed): (usize, u64, i64, f64, usize) =
+                run.await.map_err(unavailable)?;
+            sum.entries += entries;
+            sum.tokens += tokens;
+            sum.oldest_ms = sum.oldest_ms.max(u64::try_from(oldest).ok());
+            sum.delayed += delayed;
+            if rate >= 0.0 {
+                sum.drain_rate = Some(sum.drain_rate.unwrap_or(0.0) + rate);
+            }
+        }
+        Ok(sum)
+    }
+
+    pub(super) async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {
+        let mut sum = 0;
+        for prefix in self.prefixes(queue) {
+            let mut command = redis::cmd("HGET");
+            command.arg(format!("{prefix}:meta")).arg("entries");
+            let waiting: Option<i64> =
+                self.connections.query_again(&command).await.map_err(unavailable)?;
+            sum += usize::try_from(waiting.unwrap_or(0)).unwrap_or(0);
+        }
+        Ok(sum)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{QueueName, Tenant};
-
-    #[test]
-    fn tokens_without_a_priority_are_shared_out() {
-        let tokens = |tokens, parts| line(tokens, &parts, &[]).parts.map(|part| part.tokens);
-        assert_eq!(tokens(60, [[1, 10, 1, 0], [2, 20, 1, 0], [3, 30, 1, 0]]), [10, 20, 30]);
-        // Counted by programs of both releases, and of the older one alone.
-        assert_eq!(tokens(120, [[1, 10, 1, 0], [2, 20, 1, 0], [3, 30, 1, 0]]), [20, 40, 60]);
-        assert_eq!(tokens(60, [[1, 0, 1, 0], [2, 0, 1, 0], [3, 0, 1, 0]]), [10, 20, 30]);
-        assert_eq!(tokens(-5, [[0; 4]; 3]), [0; 3]);
-        assert_eq!(tokens(30, [[1, 10, 1, 0], [2, 20, 1, 0], [3, 30, 1, 0]]), [5, 10, 15]);
-        // Added by programs of the older release, and none of another priority; of a negative count nothing is left.
-        let line_of_old = [[10, 500, 1, 0], [50_000, 0, 1, 0], [0; 4]];
-        assert_eq!(tokens(500_600, line_of_old), [600, 500_000, 0]);
-    }
+    use crate::job::Tenant;
 
     #[test]
     fn a_tenant_waits_for_as_much_of_each_other_tenant() {
-        let before = |of_tenant, demand| {
+        let before = |of_tenant, tokens| {
             let parts = [[0; 4], [100, 1000, 5, of_tenant], [0; 4]];
-            line(1000, &parts, &[Asking { demand, quota: None }]).parts[1].before
+            backlog_by_priority(&parts, &[TenantDemand { tokens, quota: None }]).parts[1].before
         };
         assert_eq!(before(0, 20), 100);
         assert_eq!(before(0, 1), 50, "one entry of each");
@@ -219,8 +269,8 @@ mod tests {
         let excess = |entries, tokens, [entries_max, tokens_max, quota]: [u64; 3]| {
             let (queue, by_tenant) = (queue.clone(), [(Tenant::default(), tokens)].into());
             let demand = Demand { queue, entries, tokens: by_tenant, percent: 100 };
-            let asking = [Asking { demand: tokens, quota: Some(quota) }];
-            usage.excess(&demand, entries_max as usize, tokens_max, &asking)
+            let demands = [TenantDemand { tokens, quota: Some(quota) }];
+            usage.excess(&demand, entries_max as usize, tokens_max, &demands)
         };
         const MANY: u64 = 1 << 40;
         let after = |seconds| Duration::from_secs(seconds);
@@ -240,8 +290,8 @@ mod tests {
             tokens: [(Tenant::default(), 4000)].into(),
             percent: 100,
         };
-        let asking = [Asking { demand: 4000, quota: Some(2500) }];
-        assert_eq!(first.excess(&demand, 100, MANY, &asking), None, "its only entry");
+        let demands = [TenantDemand { tokens: 4000, quota: Some(2500) }];
+        assert_eq!(first.excess(&demand, 100, MANY, &demands), None, "its only entry");
     }
 
     #[test]

@@ -1,43 +1,42 @@
--- Returns the backlog: {entries, tokens, age of the oldest in ms or -1, tokens drained per second or -1
--- (as text), delayed entries}. The age is computed over the ARGV[1] least served tenants of each
--- priority, which have the longest waits.
-local now, oldest = now_ms(), nil
+--[[
+  Tells what waits, how old it is and how fast it is drained.
 
-local function look(entry)
+  ARGV[1]  number of tenants of each priority in which the oldest entry is searched: the least served ones, which have
+           the longest waits
+
+  Returns {waiting entries, waiting tokens, age of the oldest in ms or -1, tokens drained per second (as text, -1 if
+  unknown), delayed entries}
+]]
+local tenants_max = tonumber(ARGV[1])
+local now, oldest_ms = now_ms(), nil
+
+local function note(entry)
   local ms = tonumber(entry:match('^%d+'))
-  if not oldest or ms < oldest then oldest = ms end
+  if not oldest_ms or ms < oldest_ms then oldest_ms = ms end
 end
 
 for _, priority in ipairs(PRIORITIES) do
-  local active = redis.call('ZRANGE', P .. ':active:' .. priority, 0, tonumber(ARGV[1]) - 1)
-  for _, tenant in ipairs(active) do
+  for _, tenant in ipairs(redis.call('ZRANGE', active_key(priority), 0, tenants_max - 1)) do
     local place = priority .. ':' .. tenant
-    local stream, first = stream_of(place), redis.call('ZRANGE', front_of(place), 0, 0)[1]
-    -- The first 48 bits of an id are its time in ms.
-    local ms = first and tonumber(first:sub(1, 8) .. first:sub(10, 13), 16)
-    if ms then look(string.format('%.0f', ms)) end
-    for _, name in ipairs({ stream, stream_of(again_of(place)) }) do
-      local parked = redis.pcall('XPENDING', name, GROUP, '-', '+', 1, RETURNED)
-      if not parked.err and #parked > 0 then look(parked[1][1]) end
+    local stream, first_job = stream_key(place), redis.call('ZRANGE', front_key(place), 0, 0)[1]
+    -- The first 48 bits of a job's id are its time in ms.
+    local ms = first_job and tonumber(first_job:sub(1, 8) .. first_job:sub(10, 13), 16)
+    if ms then note(string.format('%.0f', ms)) end
+    for _, name in ipairs({ stream, stream_key(requeued_place(place)) }) do
+      local returned = redis.pcall('XPENDING', name, GROUP, '-', '+', 1, RETURNED_CONSUMER)
+      if not returned.err and #returned > 0 then note(returned[1][1]) end
     end
-    local groups = redis.pcall('XINFO', 'GROUPS', stream)
-    for _, group in ipairs(groups.err and {} or groups) do
-      local named = {}
-      for i = 1, #group, 2 do named[group[i]] = group[i + 1] end
-      if named.name == GROUP then
-        local after = '(' .. named['last-delivered-id']
-        local fresh = redis.call('XRANGE', stream, after, '+', 'COUNT', 1)
-        if fresh[1] then look(fresh[1][1]) end
-      end
-    end
+    local delivered = last_delivered(stream)
+    local fresh = delivered and redis.call('XRANGE', stream, '(' .. delivered, '+', 'COUNT', 1)
+    if fresh and fresh[1] then note(fresh[1][1]) end
   end
 end
-local waiting = redis.call('HMGET', META, 'n', 't')
+local waiting = redis.call('HMGET', meta_key, 'entries', 'tokens')
 local rate = drain_rate(now)
 return {
   math.max(0, tonumber(waiting[1] or 0)),
   math.max(0, tonumber(waiting[2] or 0)),
-  oldest and math.max(0, now - oldest) or -1,
+  oldest_ms and math.max(0, now - oldest_ms) or -1,
   rate and string.format('%.3f', rate * 1000) or '-1',
-  redis.call('ZCARD', DUE),
+  redis.call('ZCARD', due_key),
 }

@@ -8,7 +8,10 @@
 
 use std::{
     fmt, io,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,17 +20,21 @@ use deadpool::{
     managed::{Manager, Metrics, Object, Pool, PoolError, RecycleResult},
 };
 use redis::{
-    AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisError, RedisFuture, RedisResult,
-    ToRedisArgs, Value,
+    AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisConnectionInfo, RedisError,
+    RedisFuture, RedisResult, ToRedisArgs, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cluster::ClusterClient,
     cluster_async::ClusterConnection,
     sentinel::SentinelClient,
 };
 
+use tokio::{io::AsyncReadExt as _, net::TcpStream};
+
 use super::{
     address::{Address, Kind},
+    inner::words,
     scripts::{Script, keys_of},
+    tls,
 };
 
 /// Limit for one connection attempt.
@@ -46,6 +53,9 @@ const _: () = assert!(
     CLUSTER_RETRIES as u128 * CLUSTER_WAIT_MS.1 as u128 <= RESPONSE_TIMEOUT.as_millis(),
     "a command is not late because of its retries"
 );
+/// Longest wait for what a server says by itself, and the most that is read, in bytes.
+const GREETING_TIMEOUT: Duration = Duration::from_millis(200);
+const GREETING_MAX: usize = 256;
 /// Longest wait of one blocking read.
 pub(crate) const BLOCK_MAX: Duration = Duration::from_secs(5);
 /// Limit for a blocking read, including its wait.
@@ -62,7 +72,7 @@ const IDLE_MAX: usize = 16;
 
 /// The clients that open connections.
 enum Source {
-    Server(deadpool_redis::Manager),
+    Server { manager: deadpool_redis::Manager, private_tls: Option<tls::Connector> },
     Sentinel(tokio::sync::Mutex<SentinelClient>),
     Cluster { shared: Box<ClusterClient>, blocking: Box<ClusterClient> },
 }
@@ -125,12 +135,31 @@ impl Manager for Connector {
     }
 }
 
+/// No connection can be made. The message has no password.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot connect to {address}: {}{hint}", words(source))]
+pub(super) struct CannotConnect {
+    address: String,
+    /// The cause.
+    pub(super) source: RedisError,
+    hint: &'static str,
+}
+
+impl CannotConnect {
+    /// Returns the one inside of an error.
+    pub(super) fn of(error: &RedisError) -> Option<&Self> {
+        let inner = std::error::Error::source(error)?;
+        let shared = inner.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()?;
+        shared.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref()
+    }
+}
+
 impl Connector {
     fn new(address: Address) -> RedisResult<Self> {
         let source = match address.kind {
             Kind::Server => {
                 let manager = deadpool_redis::Manager::new_with_config(address.server()?, config());
-                Source::Server(manager?)
+                Source::Server { manager: manager?, private_tls: address.private_tls()? }
             }
             Kind::Sentinel => Source::Sentinel(tokio::sync::Mutex::new(address.sentinel()?)),
             Kind::Cluster => {
@@ -159,35 +188,78 @@ impl Connector {
     /// Opens a connection. Sentinels and nodes are tried one by one, each with its own timeout, so
     /// a total timeout applies as well.
     async fn open(&self, blocking: bool) -> RedisResult<Link> {
-        match tokio::time::timeout(OPEN_TIMEOUT, self.connect(blocking)).await {
-            Ok(opened) => opened.map_err(|error| self.with_hint(&error)),
-            Err(_) => Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut))),
+        let error = match tokio::time::timeout(OPEN_TIMEOUT, self.connect(blocking)).await {
+            Ok(Ok(link)) => return Ok(link),
+            Ok(Err(error)) => self.words_of_server().await.unwrap_or(error),
+            Err(_) => RedisError::from(io::Error::from(io::ErrorKind::TimedOut)),
+        };
+        Err(self.cannot_connect(error))
+    }
+
+    /// Returns why the server refuses the login, in its own words: the library does not tell. It says the same of a
+    /// wrong password and of a server that has too many clients.
+    async fn words_of_server(&self) -> Option<RedisError> {
+        let asked = async {
+            let mut link = match &self.source {
+                Source::Server { private_tls: Some(connector), .. } => {
+                    connector.connect(&RedisConnectionInfo::default(), config()).await
+                }
+                _ => {
+                    let client = self.address.anonymous()?;
+                    client.get_multiplexed_async_connection_with_config(&config()).await
+                }
+            }
+            .ok()?;
+            for command in self.address.login_commands() {
+                if let Err(error) = command.query_async::<Value>(&mut link).await {
+                    return Some(error);
+                }
+            }
+            // A password is missing, or what failed works now.
+            redis::cmd("PING").query_async::<Value>(&mut link).await.err()
+        };
+        let answer = tokio::time::timeout(RESPONSE_TIMEOUT, asked).await.ok()?;
+        match answer.filter(|error| error.code().is_some()) {
+            Some(error) => Some(error),
+            None => tokio::time::timeout(GREETING_TIMEOUT, self.greeting()).await.ok()?,
         }
     }
 
+    /// Returns what a server says that closes a connection at once; others wait for a command.
+    async fn greeting(&self) -> Option<RedisError> {
+        let mut stream = TcpStream::connect(self.address.plain_host()?).await.ok()?;
+        let mut said = [0; GREETING_MAX];
+        let length = stream.read(&mut said).await.ok()?;
+        let said = std::str::from_utf8(&said[..length]).ok()?.strip_prefix('-')?.trim_end();
+        Some((redis::ErrorKind::Extension, "the server says", said.to_owned()).into())
+    }
+
     /// Adds the address, and a hint when one side seems to speak TLS and the other does not.
-    fn with_hint(&self, error: &RedisError) -> RedisError {
-        let is_refusal = error.is_connection_refusal();
-        let is_mute = error.is_timeout()
-            || error.is_connection_dropped()
-            || error.kind() == redis::ErrorKind::Parse;
+    fn cannot_connect(&self, source: RedisError) -> RedisError {
+        let is_refusal = source.is_connection_refusal();
+        let is_mute = source.is_timeout()
+            || source.is_connection_dropped()
+            || source.kind() == redis::ErrorKind::Parse;
         let hint = match (self.address.is_tls(), is_mute && !is_refusal) {
             (_, false) => "",
             (true, true) => " (the server may not use TLS: try redis://)",
             (false, true) => " (the server may require TLS: try rediss://)",
         };
-        let kind = match (is_refusal, error.is_timeout()) {
+        let kind = match (is_refusal, source.is_timeout()) {
             (true, _) => io::ErrorKind::ConnectionRefused,
             (false, true) => io::ErrorKind::TimedOut,
             (false, false) => io::ErrorKind::Other,
         };
-        let text = format!("cannot connect to {}: {error}{hint}", self.address);
-        RedisError::from(io::Error::new(kind, text))
+        let address = self.address.to_string();
+        RedisError::from(io::Error::new(kind, CannotConnect { address, source, hint }))
     }
 
     async fn connect(&self, blocking: bool) -> RedisResult<Link> {
         let mut connection = match &self.source {
-            Source::Server(manager) => manager.create().await?,
+            Source::Server { private_tls: Some(connector), .. } => {
+                connector.connect(&self.address.login(), config()).await?
+            }
+            Source::Server { manager, .. } => manager.create().await?,
             Source::Sentinel(client) => {
                 client.lock().await.get_async_connection_with_config(&config()).await?
             }
@@ -295,7 +367,17 @@ impl Connections {
         if result.as_ref().is_err_and(breaks) {
             self.drop_shared(number).await;
         }
-        result
+        result.map_err(|error| self.with_kind(error))
+    }
+
+    /// Names the mistake if a node of a cluster is used as a single server. A cluster's client follows such answers.
+    fn with_kind(&self, error: RedisError) -> RedisError {
+        let is_moved = error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::Moved);
+        if is_moved && self.pool.manager().address.kind == Kind::Server {
+            let kind = redis::ErrorKind::InvalidClientConfig;
+            return (kind, "this server is a node of a cluster").into();
+        }
+        error
     }
 
     /// Sends an idempotent command; again on a new connection if the connection is broken.

@@ -1,73 +1,78 @@
--- Adds entries, all or none.
--- ARGV: entries_max tokens_max entries_after tokens_after mode, then per entry: id place cost.
--- entries_after and tokens_after come in later calls and must fit too. Modes: new; checked (the limits were
--- checked before); again (requeued: in front, and only up to twice entries_max, which bounds Redis's memory).
--- Returns {added, 0, 0}, or {-1, exceeded limit (1 entries, 2 tokens), retry_after in ms}.
-local FIRST = 6
+--[[
+  Adds entries, all or none. Jobs that wait or are pending stay as they are.
 
--- Whether the job is in front, or its entry is fresh or pending at its place in IDS. An entry that another program
+  ARGV[1]   most entries that may wait
+  ARGV[2]   most tokens that may wait
+  ARGV[3]   entries that later calls add, which must fit as well
+  ARGV[4]   tokens of these
+  ARGV[5]   mode: `new`; `checked` if the limits were checked before; `requeue` for jobs that go in front, up to twice
+            the limit of entries, which bounds Redis's memory
+  ARGV[6…]  three for each entry: job, place, cost
+
+  Returns {number of entries added, 0, 0}, or {-1, exceeded limit, time to retry in ms}
+]]
+local entries_max, tokens_max = tonumber(ARGV[1]), tonumber(ARGV[2])
+local entries_after, tokens_after, mode = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local FIRST_ENTRY = 6
+
+-- Whether the job is in front, or its entry is fresh or pending where its location says. An entry that another program
 -- deleted, or acknowledged without deleting, is not live: adding it again repairs it.
 local function is_live(id)
-  local value = redis.call('HGET', IDS, id)
-  if in_front(id, value) then return true end
-  local where = located(id, value)
-  if not where then return false end
-  local place, entry = where:match('^(.*):(%d+%-%d+)$')
-  local stream = stream_of(place)
+  local location = redis.call('HGET', locations_key, id)
+  if is_in_front(id, location) then return true end
+  local place_and_entry = entry_of(id, location)
+  if not place_and_entry then return false end
+  local place, entry = place_and_entry:match('^(.*):(%d+%-%d+)$')
+  local stream = stream_key(place)
   local found = redis.pcall('XRANGE', stream, entry, entry)
-  if found.err or #found == 0 or decode(found[1][2]) ~= id then return false end
+  if found.err or #found == 0 or decode_entry(found[1][2]) ~= id then return false end
   local pending = redis.pcall('XPENDING', stream, GROUP, entry, entry, 1)
   if pending.err or #pending > 0 then return true end
-  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local named = {}
-    for i = 1, #group, 2 do named[group[i]] = group[i + 1] end
-    if named.name == GROUP then
-      return is_before(named['last-delivered-id'], entry)
-    end
-  end
-  return true
+  local delivered = last_delivered(stream)
+  return not delivered or is_before(delivered, entry)
 end
 
-local chosen, seen, tokens = {}, {}, 0
-for i = FIRST, #ARGV, 3 do
-  local id = ARGV[i]
+-- Positions in ARGV of the entries to add.
+local new, seen, tokens = {}, {}, 0
+for i = FIRST_ENTRY, #ARGV, 3 do
+  local id, cost = ARGV[i], ARGV[i + 2]
   if not seen[id] and not is_live(id) then
     seen[id] = true
-    chosen[#chosen + 1] = i
-    tokens = tokens + tonumber(ARGV[i + 2])
+    new[#new + 1] = i
+    tokens = tokens + tonumber(cost)
   end
 end
 
-if ARGV[5] == 'again' then
-  local beyond = #chosen + tonumber(redis.call('HGET', META, 'n') or 0) - 2 * tonumber(ARGV[1])
-  if #chosen > 0 and beyond > 0 then return { -1, 1, wait_for(0) } end
-elseif ARGV[5] == 'new' then
-  local entries, wanted = #chosen + tonumber(ARGV[3]), tokens + tonumber(ARGV[4])
-  local which, after = excess(entries, wanted, tonumber(ARGV[1]), tonumber(ARGV[2]))
-  if which then return { -1, which, after } end
+if mode == 'requeue' then
+  local waiting = tonumber(redis.call('HGET', meta_key, 'entries') or 0)
+  if #new > 0 and waiting + #new > 2 * entries_max then return { -1, LIMIT_ENTRIES, time_to_drain(0) } end
+elseif mode == 'new' then
+  local limit, retry_ms =
+    exceeded_limit(#new + entries_after, tokens + tokens_after, entries_max, tokens_max)
+  if limit then return { -1, limit, retry_ms } end
 end
 
 local added = {}
-for _, i in ipairs(chosen) do
+for _, i in ipairs(new) do
   local id, place, cost = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
-  redis.call('ZREM', DUE, id)
+  redis.call('ZREM', due_key, id)
   local sums = added[place]
   if not sums then
-    sums = { 0, 0 }
+    sums = { entries = 0, tokens = 0 }
     added[place] = sums
-    open(place)
+    open_stream(place)
   end
-  if ARGV[5] == 'again' then
-    redis.call('HSET', IDS, id, string.format('=%d:%s', cost, place))
-    redis.call('ZADD', front_of(place), 0, id)
+  if mode == 'requeue' then
+    redis.call('HSET', locations_key, id, string.format('=%d:%s', cost, place))
+    redis.call('ZADD', front_key(place), 0, id)
   else
-    append(id, place, cost)
+    append_entry(id, place, cost)
   end
-  sums[1], sums[2] = sums[1] + 1, sums[2] + cost
+  sums.entries, sums.tokens = sums.entries + 1, sums.tokens + cost
 end
 for place, sums in pairs(added) do
-  count(place, sums[1], sums[2])
+  add_waiting(place, sums.entries, sums.tokens)
   activate(place)
 end
-if #chosen > 0 then ring(#chosen) end
-return { #chosen, 0, 0 }
+if #new > 0 then wake(#new) end
+return { #new, 0, 0 }

@@ -1,24 +1,32 @@
--- Finds entries that are pending with the consumer and unknown to it: the answer to their pull was
--- lost.
--- ARGV: consumer cursor, then the known entries, as place:entry. Returns {next cursor over the streams,
--- {{id, place:entry, deliveries}, …}}.
-local PAGE = 64
-local me, known, found = ARGV[1], {}, {}
-for i = 3, #ARGV do known[ARGV[i]] = true end
-local page = redis.call('SSCAN', STREAMS, ARGV[2], 'COUNT', PAGE)
+--[[
+  Finds entries that are pending with the consumer and unknown to it: the answer to their pull was lost.
+
+  ARGV[1]   consumer
+  ARGV[2]   cursor over the streams, 0 at first
+  ARGV[3…]  the known entries, as place:entry
+
+  Returns {next cursor, {{job, place:entry, number of deliveries}, …}}
+]]
+local consumer, cursor = ARGV[1], ARGV[2]
+local FIRST_KNOWN, PAGE = 3, 64
+
+local known, found = {}, {}
+for i = FIRST_KNOWN, #ARGV do known[ARGV[i]] = true end
+local page = redis.call('SSCAN', streams_key, cursor, 'COUNT', PAGE)
 for _, place in ipairs(page[2]) do
-  local stream, start = stream_of(place), '-'
+  local stream, start = stream_key(place), '-'
   while start do
-    local pending = redis.pcall('XPENDING', stream, GROUP, start, '+', PAGE, me)
+    local pending = redis.pcall('XPENDING', stream, GROUP, start, '+', PAGE, consumer)
     if pending.err then break end
     for _, item in ipairs(pending) do
-      local here = place .. ':' .. item[1]
-      if not known[here] then
-        local data = redis.call('XRANGE', stream, item[1], item[1])
-        local id = decode(data[1] and data[1][2])
-        if id and located(id) == here then
-          redis.call('XCLAIM', stream, GROUP, me, 0, item[1], 'JUSTID')
-          found[#found + 1] = { id, here, item[4] }
+      local entry, deliveries = item[1], item[4]
+      local place_and_entry = place .. ':' .. entry
+      if not known[place_and_entry] then
+        local data = redis.call('XRANGE', stream, entry, entry)
+        local id = decode_entry(data[1] and data[1][2])
+        if id and entry_of(id) == place_and_entry then
+          redis.call('XCLAIM', stream, GROUP, consumer, 0, entry, 'JUSTID')
+          found[#found + 1] = { id, place_and_entry, deliveries }
         end
       end
     end

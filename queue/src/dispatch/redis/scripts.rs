@@ -22,13 +22,8 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// Creates a script that can use the shared functions in `queue.lua`.
-    pub(crate) fn new(flags: &str, body: &str) -> Self {
-        Self::of(&[flags, include_str!("queue.lua"), body])
-    }
-
     /// Creates a script made of these parts, beginning with the flags.
-    pub(crate) fn of(parts: &[&str]) -> Self {
+    pub(crate) fn from_parts(parts: &[&str]) -> Self {
         let text = parts.concat();
         let hash = redis::Script::new(&text).get_hash().to_owned();
         Self { hash, text }
@@ -54,10 +49,11 @@ pub(super) fn keys_of(prefix: &str) -> [String; 2] {
     [prefix.to_owned(), format!("{prefix}:meta")]
 }
 
+/// Scripts that can use the shared functions in `queue.lua`.
 macro_rules! scripts {
     ($($name:ident = $flags:ident $file:literal;)*) => {
         $(pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new($flags, include_str!($file)));)*
+            LazyLock::new(|| Script::from_parts(&[$flags, include_str!("queue.lua"), include_str!($file)]));)*
     };
 }
 
@@ -77,5 +73,6 @@ scripts! {
     FORGET = FREEING "forget.lua";
     MISSING = FREEING "missing.lua";
     SET_MISSING = GROWING "set_missing.lua";
-    RING = FREEING "ring.lua";
+    WAKE = FREEING "wake.lua";
+    TYPES = FREEING "types.lua";
 }

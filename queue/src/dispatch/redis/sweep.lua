@@ -1,14 +1,22 @@
--- Removes consumers without entries that have been idle for ARGV[2] ms, from a page of streams.
--- ARGV: cursor idle_ms. Returns {next cursor, number removed}. Check and removal are one script, so that
--- no entry can be delivered in between and be orphaned.
-local page, removed = redis.call('SSCAN', STREAMS, ARGV[1], 'COUNT', 64), 0
+--[[
+  Removes consumers without entries that have been idle for a time, from a page of streams. Check and removal are one
+  script, so that no entry can be delivered in between and be orphaned.
+
+  ARGV[1]  cursor over the streams, 0 at first
+  ARGV[2]  idle time in ms
+
+  Returns {next cursor, number of consumers removed}
+]]
+local cursor, idle_ms = ARGV[1], tonumber(ARGV[2])
+local PAGE = 64
+
+local page, removed = redis.call('SSCAN', streams_key, cursor, 'COUNT', PAGE), 0
 for _, place in ipairs(page[2]) do
-  local consumers = redis.pcall('XINFO', 'CONSUMERS', stream_of(place), GROUP)
-  for _, consumer in ipairs(consumers.err and {} or consumers) do
-    local named = {}
-    for i = 1, #consumer, 2 do named[consumer[i]] = consumer[i + 1] end
-    if named.pending == 0 and named.idle >= tonumber(ARGV[2]) then
-      redis.call('XGROUP', 'DELCONSUMER', stream_of(place), GROUP, named.name)
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', stream_key(place), GROUP)
+  for _, values in ipairs(consumers.err and {} or consumers) do
+    local consumer = named(values)
+    if consumer.pending == 0 and consumer.idle >= idle_ms then
+      redis.call('XGROUP', 'DELCONSUMER', stream_key(place), GROUP, consumer.name)
       removed = removed + 1
     end
   end

@@ -91,12 +91,8 @@ pub(super) async fn unannounced(
     let mut entries = Vec::new();
     if !ids.is_empty() {
         let queued = query(
-            store
-                .on_open_jobs(
-                    "SELECT id, tenant, priority, cost, shard_key FROM open_jobs
-                     WHERE id = ANY($1) AND state = 'queued' ORDER BY id",
-                )
-                .await?,
+            "SELECT id, tenant, priority, cost, shard_key FROM open_jobs
+             WHERE id = ANY($1) AND state = 'queued' ORDER BY id",
         );
         for row in &store.fetch_all(queued.bind(ids)).await? {
             entries.push(rows::entry(row, queue.clone())?);

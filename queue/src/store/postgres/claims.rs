@@ -19,7 +19,6 @@ use super::{
     announcements::announce_again,
     calls::query,
     dialect::{id_list, storable},
-    layout::Layout,
     rows::{self, milliseconds},
 };
 use crate::{
@@ -29,10 +28,9 @@ use crate::{
     wire,
 };
 
-macro_rules! insert_jobs {
-    ($where:literal) => {
-        concat!(
-            "
+/// The ids in `jobs` are looked up once, along the primary keys of few partitions. A job that ends while
+/// the statement runs may be recorded again: then it runs twice, and its first result stays.
+const INSERT: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), announced AS (
     DELETE FROM announcements WHERE first = ANY($14) AND NOT again
 ), added AS (
@@ -45,26 +43,14 @@ WITH clock AS (SELECT store_now_ms($1) AS now), announced AS (
                        $8::integer[], $9::bigint[], $10::bigint[], $11::uuid[], $12::bytea[],
                        $13::text[], $15::integer[])
          AS job (id, model, format, tenant, priority, cost, attempts_max, run_at, expires_at,
-                 replay_of, job, custom_id, shard_key)",
-            $where,
-            "
+                 replay_of, job, custom_id, shard_key)
+    WHERE job.id <> ALL (ARRAY(SELECT id FROM jobs WHERE id = ANY($2)))
     ON CONFLICT (id) DO NOTHING RETURNING id, model, format, state
 )
 INSERT INTO announcements (first, again, at, model, format, jobs)
 SELECT (array_agg(id ORDER BY id))[1], false, now, model, format, array_agg(id ORDER BY id)
 FROM added, clock WHERE state = 'queued' GROUP BY model, format, now
-ON CONFLICT (first, again, at) DO NOTHING"
-        )
-    };
-}
-
-/// The ids in `jobs` are looked up once, along the primary keys of few partitions. A job that ends while
-/// the statement runs may be recorded again: then it runs twice, and its first result stays.
-const INSERT: &str =
-    insert_jobs!("\n    WHERE job.id <> ALL (ARRAY(SELECT id FROM jobs WHERE id = ANY($2)))");
-
-/// In `jobs` every id is found by the conflict.
-const INSERT_COMBINED: &str = insert_jobs!("");
+ON CONFLICT (first, again, at) DO NOTHING";
 
 /// Records jobs as queued or scheduled; jobs with known ids stay as they are. `replay_of` has the dead
 /// letter that each job repeats.
@@ -82,12 +68,7 @@ pub(super) async fn insert_jobs(
     }
     let attempts_max = |job: &Job| i32::try_from(job.attempts_max.max(1)).unwrap_or(i32::MAX);
     let column = |of: fn(&Job) -> &str| jobs.iter().map(of).collect::<Vec<_>>();
-    let layout = store.layout_within(&mut *connection).await?;
-    let insert = match layout {
-        Layout::Combined => INSERT_COMBINED,
-        Layout::Changing | Layout::Split => INSERT,
-    };
-    query(layout.statement(insert))
+    query(INSERT)
         .bind(store.clock_parameter())
         .bind(jobs.iter().map(|job| Uuid::from(job.id)).collect::<Vec<_>>())
         .bind(column(|job| &job.queue.model))
@@ -130,16 +111,14 @@ pub(super) async fn claim(
     ids: &[JobId],
     by: Claimant<'_>,
 ) -> Result<Vec<Claim>, StoreError> {
-    let statement = |layout: Layout, ids: &[JobId]| {
-        query(layout.statement(CLAIM))
-            .bind(store.clock_parameter())
-            .bind(id_list(ids.iter().copied()))
-            .bind(by.owner.to_owned())
-            .bind(milliseconds(by.lease))
-            .bind(by.claim_id)
-            .bind(LOSSES_MAX)
-    };
-    let claimed = store.change_open(ids, statement, |id| *id).await?;
+    let claim = query(CLAIM)
+        .bind(store.clock_parameter())
+        .bind(id_list(ids.iter().copied()))
+        .bind(by.owner)
+        .bind(milliseconds(by.lease))
+        .bind(by.claim_id)
+        .bind(LOSSES_MAX);
+    let claimed = store.fetch_hot(claim).await?;
     let (mut claims, unreadable) = rows::claims(&claimed)?;
     if !unreadable.is_empty()
         && let Err(error) = finish(store, &unreadable).await
@@ -191,15 +170,6 @@ WHERE open_jobs.id = ANY($3) AND open_jobs.id = claim.id AND open_jobs.epoch = c
   AND open_jobs.claim_id = claim.claim_id AND open_jobs.state IN ('running', 'queued')
 RETURNING open_jobs.id, open_jobs.epoch, open_jobs.claim_id";
 
-/// Renews in the combined layout, where the previous release reads the lease of each job.
-const RENEW_COMBINED: &str = "
-UPDATE jobs SET lease_until = store_now_ms($1) + $2, state = 'running',
-                losses = losses - (state = 'queued')::integer
-FROM UNNEST($3::uuid[], $4::bigint[], $5::bigint[]) AS claim (id, epoch, claim_id)
-WHERE jobs.id = ANY($3) AND jobs.id = claim.id AND jobs.epoch = claim.epoch
-  AND jobs.claim_id = claim.claim_id AND jobs.state IN ('running', 'queued')
-RETURNING jobs.id, jobs.epoch, jobs.claim_id, false AS must_change";
-
 /// Extends leases, and takes back jobs that lost theirs and were not claimed since; returns the claims
 /// that are no longer valid.
 pub(super) async fn renew(
@@ -212,11 +182,7 @@ pub(super) async fn renew(
         let bound = query(sql).bind(store.clock_parameter()).bind(milliseconds(lease));
         bound.bind(ids).bind(epochs).bind(claim_ids)
     };
-    let statement = |layout: Layout, claims: &[ClaimRef]| match layout {
-        Layout::Combined => bound(RENEW_COMBINED, claims),
-        Layout::Changing | Layout::Split => bound(RENEW, claims),
-    };
-    let mut kept = store.change_open(claims, statement, |claim| claim.id).await?;
+    let mut kept = store.fetch_hot(bound(RENEW, claims)).await?;
     let mut to_change = Vec::new();
     for row in &kept {
         if rows::get(row, "must_change")? {
@@ -246,22 +212,20 @@ pub(super) async fn checkpoint(
         saved.iter().map(|(claim, bytes)| (*claim, bytes.as_slice())).collect();
     let mut last: Vec<(ClaimRef, &[u8])> = last.into_iter().collect();
     last.sort_unstable_by_key(|(claim, _)| *claim);
-    let statement = |layout: Layout, last: &[(ClaimRef, &[u8])]| {
-        query(layout.statement(
-            "UPDATE open_jobs SET checkpoint = saved.bytes
-             FROM UNNEST($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[])
-                  AS saved (id, epoch, claim_id, bytes)
-             WHERE open_jobs.id = ANY($1) AND open_jobs.id = saved.id
-               AND open_jobs.epoch = saved.epoch AND open_jobs.claim_id = saved.claim_id
-               AND open_jobs.state || '' = 'running'
-             RETURNING open_jobs.id, open_jobs.epoch, open_jobs.claim_id",
-        ))
-        .bind(last.iter().map(|(claim, _)| Uuid::from(claim.id)).collect::<Vec<_>>())
-        .bind(last.iter().map(|(claim, _)| claim.epoch).collect::<Vec<_>>())
-        .bind(last.iter().map(|(claim, _)| claim.claim_id).collect::<Vec<_>>())
-        .bind(last.iter().map(|(_, bytes)| bytes.to_vec()).collect::<Vec<_>>())
-    };
-    let kept = store.change_open(&last, statement, |(claim, _)| claim.id).await?;
+    let save = query(
+        "UPDATE open_jobs SET checkpoint = saved.bytes
+         FROM UNNEST($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[])
+              AS saved (id, epoch, claim_id, bytes)
+         WHERE open_jobs.id = ANY($1) AND open_jobs.id = saved.id
+           AND open_jobs.epoch = saved.epoch AND open_jobs.claim_id = saved.claim_id
+           AND open_jobs.state || '' = 'running'
+         RETURNING open_jobs.id, open_jobs.epoch, open_jobs.claim_id",
+    )
+    .bind(last.iter().map(|(claim, _)| Uuid::from(claim.id)).collect::<Vec<_>>())
+    .bind(last.iter().map(|(claim, _)| claim.epoch).collect::<Vec<_>>())
+    .bind(last.iter().map(|(claim, _)| claim.claim_id).collect::<Vec<_>>())
+    .bind(last.iter().map(|(_, bytes)| bytes.to_vec()).collect::<Vec<_>>());
+    let kept = store.fetch_hot(save).await?;
     rows::lost(saved.iter().map(|(claim, _)| *claim), &kept)
 }
 
@@ -272,10 +236,9 @@ pub(super) async fn hand_back(
     claims: &[ClaimRef],
     losses_min: i32,
 ) -> Result<Vec<JobId>, StoreError> {
-    let statement = |layout: Layout, claims: &[ClaimRef]| {
-        let (ids, _, claim_ids) = columns(claims);
-        let release = query(layout.statement(concat!(
-            "
+    let (ids, _, claim_ids) = columns(claims);
+    let release = query(concat!(
+        "
 WITH clock AS (SELECT store_now_ms($4) AS now), queued AS (
     UPDATE open_jobs
     SET state = 'queued', epoch = open_jobs.epoch + 1, claim_id = NULL, owner = NULL,
@@ -285,13 +248,15 @@ WITH clock AS (SELECT store_now_ms($4) AS now), queued AS (
       AND open_jobs.claim_id = claim.claim_id AND open_jobs.state || '' = 'running'
     RETURNING open_jobs.id, model, format
 )",
-            announce_again!("queued"),
-            "
+        announce_again!("queued"),
+        "
 SELECT id FROM queued"
-        )));
-        release.bind(ids).bind(claim_ids).bind(losses_min).bind(store.clock_parameter())
-    };
-    rows::ids(&store.change_open(claims, statement, |claim| claim.id).await?)
+    ))
+    .bind(ids)
+    .bind(claim_ids)
+    .bind(losses_min)
+    .bind(store.clock_parameter());
+    rows::ids(&store.fetch_hot(release).await?)
 }
 
 /// Deletes jobs in any state with their results and errors; returns how many were deleted.

@@ -9,7 +9,7 @@ use super::{
     rows::{damaged, get},
 };
 use crate::{
-    job::JobId,
+    job::{JobId, JobState},
     outcome::Outcome,
     store::{StoreError, attempts},
     wire::{self, WireError},
@@ -22,10 +22,10 @@ macro_rules! now {
     };
 }
 
-/// A text parameter that holds a JSON document.
-macro_rules! as_json {
-    ($parameter:literal) => {
-        concat!($parameter, "::text::jsonb")
+/// The table of open jobs.
+macro_rules! open_jobs {
+    () => {
+        "open_jobs"
     };
 }
 
@@ -36,25 +36,6 @@ macro_rules! any_of {
     };
 }
 
-/// Matches any text of a [`text_list`].
-macro_rules! any_text {
-    ($parameter:literal) => {
-        any_of!($parameter)
-    };
-}
-
-/// The columns of a JSON list of pairs of bytes, as hexadecimal digits, and numbers. It ends with a
-/// condition, so that `ON CONFLICT` may follow.
-macro_rules! hex_pairs {
-    ($parameter:literal) => {
-        concat!(
-            "decode(pair ->> 0, 'hex'), (pair ->> 1)::bigint FROM jsonb_array_elements(",
-            $parameter,
-            "::text::jsonb) AS pair WHERE true"
-        )
-    };
-}
-
 /// The columns `cost` and `shard_key` of a job.
 macro_rules! cost {
     () => {
@@ -62,31 +43,10 @@ macro_rules! cost {
     };
 }
 
-/// The jobs after a job, or after the nil id, in the order in which they are taken.
-macro_rules! queued_after {
-    ($parameter:literal) => {
-        concat!("id > ", $parameter, " ORDER BY id")
-    };
-}
-
 /// All jobs, open and ended.
 macro_rules! all_jobs {
     () => {
         "all_jobs"
-    };
-}
-
-/// Whether a result is of the queue `$1`, `$2`.
-macro_rules! of_queue {
-    () => {
-        "(model = $1 AND format = $2)"
-    };
-}
-
-/// Locks a table against other writers until the transaction ends.
-macro_rules! lock_table {
-    ($table:literal) => {
-        concat!("LOCK TABLE ", $table, " IN EXCLUSIVE MODE")
     };
 }
 
@@ -104,37 +64,36 @@ macro_rules! for_share {
     };
 }
 
-/// Locks the selected rows; skips rows that are already locked.
-macro_rules! skip_locked {
-    () => {
-        " FOR UPDATE SKIP LOCKED"
-    };
-}
-
 pub(super) type Db = Postgres;
 
 /// An id as text, in the same order. Postgres has no minimum of UUIDs before release 18.
 pub(super) const ID_TEXT: &str = "id::text";
+
+/// Reads the jobs of a queue after a job, or after the nil id, in the order in which they are taken.
+pub(super) const QUEUED: &str = "
+SELECT id, tenant, priority, cost, shard_key FROM open_jobs
+WHERE model = $1 AND format = $2 AND state = 'queued' AND id > $3 ORDER BY id LIMIT $4";
+
+/// Sums the tokens of the results of a queue, or of all.
+pub(super) const TOKENS: &str = "
+SELECT CAST(coalesce(sum(prompt_tokens), 0) AS bigint) AS prompt,
+       CAST(coalesce(sum(completion_tokens), 0) AS bigint) AS completion
+FROM results WHERE $1 IS NULL OR (model = $1 AND format = $2)";
 
 /// Deletes a tenant's rows in tables of settings.
 pub(super) const TENANT_SETTINGS: [&str; 2] =
     ["DELETE FROM tenant_quotas WHERE tenant = $1", "DELETE FROM idempotency WHERE tenant = $1"];
 
 /// Returns ids in ascending order: the order in which every statement locks its rows.
-pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {
+pub fn id_list(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {
     let mut sorted: Vec<Uuid> = ids.into_iter().map(Uuid::from).collect();
     sorted.sort_unstable();
     sorted.dedup();
     sorted
 }
 
-/// Returns a list of bytes for `any_of`.
-pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> Vec<&[u8]> {
-    list.iter().map(<[u8; N]>::as_slice).collect()
-}
-
 /// Returns a list of texts as it is stored.
-pub(super) fn text_list(texts: &[String]) -> &[String] {
+pub fn text_list(texts: &[String]) -> &[String] {
     texts
 }
 
@@ -169,7 +128,7 @@ pub(super) fn outcome(row: &Row) -> Result<(Option<Outcome>, bool), StoreError> 
 const NAME_BYTES_MAX: usize = 512;
 
 /// Returns an error for a name that Postgres cannot hold and index: a long one, or one with NUL.
-pub(super) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
+pub fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
     let problem = if text.contains('\0') {
         "it has a NUL character".to_owned()
     } else if text.len() > NAME_BYTES_MAX {
@@ -178,4 +137,13 @@ pub(super) fn storable(what: &'static str, text: &str) -> Result<(), StoreError>
         return Ok(());
     };
     Err(StoreError::InvalidValue { what, problem })
+}
+
+/// Returns the tables with jobs in a state, or with jobs.
+pub fn tables_of(state: Option<JobState>) -> &'static [&'static str] {
+    match state {
+        None => &["open_jobs", "jobs"],
+        Some(state) if state.is_terminal() => &["jobs"],
+        Some(_) => &["open_jobs"],
+    }
 }

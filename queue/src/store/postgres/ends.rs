@@ -10,9 +10,7 @@ use uuid::Uuid;
 use super::{
     PostgresStore,
     calls::{Query, query},
-    combined,
     dialect::id_list,
-    layout::Layout,
     rows::{self, milliseconds, stored},
 };
 use crate::{
@@ -139,8 +137,7 @@ pub(super) async fn finish(
     let mut done: Vec<&FinishedAttempt> =
         finished.iter().filter(|done| seen.insert(done.claim)).collect();
     done.sort_unstable_by_key(|done| done.claim);
-    let statement = |layout, done: &[&FinishedAttempt]| finish_statement(store, layout, done);
-    let settled = store.change_open(&done, statement, |done| done.claim.id).await?;
+    let settled = store.fetch_hot(finish_statement(store, &done)).await?;
     let mut states: HashMap<JobId, JobState> = settled
         .iter()
         .map(|row| Ok((rows::id(row, "id")?, rows::state(row)?)))
@@ -151,11 +148,7 @@ pub(super) async fn finish(
     Ok(finished.iter().filter_map(settle).collect())
 }
 
-fn finish_statement(
-    store: &PostgresStore,
-    layout: Layout,
-    done: &[&FinishedAttempt],
-) -> Query<'static> {
+fn finish_statement(store: &PostgresStore, done: &[&FinishedAttempt]) -> Query<'static> {
     let usage = |done: &&FinishedAttempt| match &done.outcome {
         Outcome::Completed(completion) => completion.usage,
         Outcome::Error(_) | Outcome::Expired => Usage::default(),
@@ -168,8 +161,7 @@ fn finish_statement(
     }
     let errors = || done.iter().map(error);
     let verdict = |done: &&FinishedAttempt| attempts::verdict(&done.outcome, 0, u32::MAX).as_str();
-    let combined = layout == Layout::Combined;
-    let finish = query(if combined { combined::FINISH } else { FINISH })
+    query(FINISH)
         .bind(store.clock_parameter())
         .bind(done.iter().map(|done| Uuid::from(done.claim.id)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| done.claim.epoch).collect::<Vec<_>>())
@@ -185,19 +177,13 @@ fn finish_statement(
         .bind(errors().map(|error| error.map(|error| &*error.code)).collect::<Vec<_>>())
         .bind(errors().map(|error| error.map(attempts::signature)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| done.first_token.map(milliseconds)).collect::<Vec<_>>())
-        .bind(done.iter().map(|done| done.claim.claim_id).collect::<Vec<_>>());
-    // Without errors the statement skips what retries jobs.
-    if combined { finish } else { finish.bind(errors().any(|error| error.is_some())) }
+        .bind(done.iter().map(|done| done.claim.claim_id).collect::<Vec<_>>())
+        // Without errors the statement skips what retries jobs.
+        .bind(errors().any(|error| error.is_some()))
 }
 
 /// See [`CANCEL`].
 pub(super) async fn cancel(store: &PostgresStore, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
-    let statement = |layout, ids: &[JobId]| {
-        let cancel = query(match layout {
-            Layout::Combined => combined::CANCEL,
-            Layout::Changing | Layout::Split => CANCEL,
-        });
-        cancel.bind(store.clock_parameter()).bind(id_list(ids.iter().copied()))
-    };
-    rows::ids(&store.change_open(ids, statement, |id| *id).await?)
+    let cancel = query(CANCEL).bind(store.clock_parameter()).bind(id_list(ids.iter().copied()));
+    rows::ids(&store.fetch_hot(cancel).await?)
 }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::{
     CONNECTION_SETTINGS, PLANNED_EACH_TIME, PLANNED_ONCE, PostgresStore, Settings, calls::query,
+    pool::PoolOptions,
 };
 use crate::store::{StoreError, error::without_source_line};
 
@@ -32,6 +33,8 @@ pub(super) struct Hosts {
     /// Whether connections go through a pooler that shares them between transactions: they then have
     /// no settings of their own.
     pub(super) is_pooled: bool,
+    /// Longest time to open a connection; `None`: as long as a call may wait for one.
+    pub(super) connect_timeout: Option<Duration>,
 }
 
 /// No server takes writes.
@@ -49,6 +52,18 @@ impl Hosts {
             _ if self.is_pooled => server.extra_float_digits(None),
             Some(planning) => server.options(CONNECTION_SETTINGS.iter().chain(planning).copied()),
             None => server,
+        }
+    }
+
+    /// Returns the options of a pool of up to `max` connections, of which one is always there. `limit` is the longest
+    /// wait for a connection.
+    pub(super) fn pool_options(&self, max: usize, limit: Duration) -> PoolOptions {
+        PoolOptions {
+            base: 1,
+            max,
+            acquire_timeout: limit,
+            connect_timeout: self.connect_timeout.unwrap_or(limit),
+            is_pooled: self.is_pooled,
         }
     }
 
@@ -184,8 +199,8 @@ impl PostgresStore {
                 let address = address(&store.hosts.servers[index]);
                 tracing::warn!(address, "another database server takes writes now");
                 let options = |planning| store.hosts.with(index, Some(planning));
-                store.pool.set_connect_options(options(PLANNED_EACH_TIME));
-                store.hot.set_connect_options(options(PLANNED_ONCE));
+                store.pool.set_server(options(PLANNED_EACH_TIME));
+                store.hot.set_server(options(PLANNED_ONCE));
                 // A connection that is being opened now leads to the earlier server and stays until a call
                 // fails on it.
                 store.host.renew();

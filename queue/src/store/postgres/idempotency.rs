@@ -15,8 +15,7 @@ use crate::{
 const FORGET_CHUNK: i64 = 1000;
 
 /// The first submission under a key.
-pub(super) const FIND: &str =
-    "SELECT request_hash, job_ids FROM idempotency WHERE tenant = $1 AND key = $2";
+const FIND: &str = "SELECT request_hash, job_ids FROM idempotency WHERE tenant = $1 AND key = $2";
 
 /// Result of a submission under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,11 +98,7 @@ impl PostgresStore {
 }
 
 /// Returns the result of the first submission under a key, from its row.
-pub(super) fn known(
-    first: &PgRow,
-    key: &str,
-    request_hash: &[u8],
-) -> Result<Submission, SubmitError> {
+fn known(first: &PgRow, key: &str, request_hash: &[u8]) -> Result<Submission, SubmitError> {
     if rows::get::<&[u8]>(first, "request_hash")? != request_hash {
         return Err(Conflict { key: key.to_owned() }.into());
     }

@@ -2,8 +2,8 @@
 //!
 //! A day's partition holds the ids of that day (a UUIDv7 begins with its milliseconds). Ids of a day
 //! without a partition go to the default partition until the next maintenance creates it and moves them.
-//! Open jobs are in no partition (see `layout.rs` for an exception). A job that ends when the partition of
-//! its day was dropped goes to the default partition, and its day gets a partition again.
+//! Open jobs are in no partition. A job that ends when the partition of its day was dropped goes to the
+//! default partition, and its day gets a partition again.
 //! A partition of jobs is dropped when every job in it finished longer ago than the database's retention
 //! (`retention_ms` in `settings`: one value for all processes); the partitions of results and errors are
 //! dropped after it.
@@ -27,7 +27,7 @@ use crate::{
     job::Tenant,
     store::{
         StoreError,
-        maintenance::{Erased, Maintained, Maintenance},
+        maintenance::{ErasedJobs, Maintained, Maintenance},
         workers::SILENT_KEPT,
     },
 };
@@ -67,24 +67,32 @@ impl Maintenance for PostgresStore {
         self.without_limit(maintain(self)).await
     }
 
-    async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
-        tenants::erase(self, tenant).await
+    async fn erase_jobs(&self, tenant: &Tenant) -> Result<ErasedJobs, StoreError> {
+        tenants::erase_jobs(self, tenant).await
     }
 }
 
 async fn maintain(store: &PostgresStore) -> Result<Maintained, StoreError> {
-    let mut connection = store.pool.acquire().await?;
-    let retention = settings::retention(&mut connection).await?;
-    let created = create_ahead(&mut connection, store.clock_parameter()).await?;
+    let mut connection = store.acquire().await?;
+    let done = maintain_on(&mut connection, store.clock_parameter()).await;
+    store.release(connection, done)
+}
+
+async fn maintain_on(
+    connection: &mut PgConnection,
+    given: Option<i64>,
+) -> Result<Maintained, StoreError> {
+    let retention = settings::retention(connection).await?;
+    let created = create_ahead(connection, given).await?;
     let mut done = Maintained { created, ..Maintained::default() };
-    let now = now(&mut connection, store.clock_parameter()).await?;
+    let now = now(connection, given).await?;
     let oldest = now.saturating_sub(milliseconds(retention));
-    drop_before(&mut connection, oldest, &mut done).await?;
-    idempotency::forget(&mut connection, oldest).await?;
+    drop_before(connection, oldest, &mut done).await?;
+    idempotency::forget(connection, oldest).await?;
     let silent_since = now.saturating_sub(milliseconds(SILENT_KEPT));
-    workers::forget(&mut connection, None, Some(silent_since)).await?;
-    workers::forget_leases(&mut connection, silent_since).await?;
-    history::sweep(&mut connection, now).await?;
+    workers::forget(connection, None, Some(silent_since)).await?;
+    workers::forget_leases(connection, silent_since).await?;
+    history::sweep(connection, now).await?;
     Ok(done)
 }
 
@@ -241,13 +249,10 @@ async fn drop_before(
         if of >= day {
             continue;
         }
-        let fate = drop_finished(connection, &partition, of, oldest).await?;
-        match fate {
-            Fate::Dropped => done.dropped += 1,
-            Fate::Unfinished => done.kept_unfinished += 1,
-            Fate::Recent => done.kept_recent += 1,
-        }
-        if fate != Fate::Dropped {
+        if drop_finished(connection, &partition, of, oldest).await? {
+            done.dropped += 1;
+        } else {
+            done.kept_recent += 1;
             kept.push(of);
         }
     }
@@ -271,41 +276,24 @@ async fn drop_before(
     Ok(())
 }
 
-/// What happened to a day's partition of jobs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Dropped,
-    /// Kept because a job is unfinished.
-    Unfinished,
-    /// Kept because a job finished too recently.
-    Recent,
-}
-
-/// Drops a day's partition of jobs if all finished before `oldest`.
+/// Drops a day's partition of jobs if all finished before `oldest`; returns whether they did.
 async fn drop_finished(
     connection: &mut PgConnection,
     name: &str,
     day: i64,
     oldest: i64,
-) -> Result<Fate, StoreError> {
+) -> Result<bool, StoreError> {
     let mut tx = begin(connection).await?;
     if exists(&mut tx, name).await? {
-        // Checked before the lock, so that a partition that is kept blocks no traffic.
-        if has_unfinished(&mut tx, name).await? {
-            return Ok(Fate::Unfinished);
-        }
-        // Finished jobs get no further results: one check after that is enough.
+        // Checked before the lock, so that a partition that is kept blocks no traffic. Finished jobs get no further
+        // results: one check is enough.
         if has_finished_since(&mut tx, day, oldest).await? {
-            return Ok(Fate::Recent);
-        }
-        lock(&mut tx, &format!("ONLY jobs, {name}")).await?;
-        if has_unfinished(&mut tx, name).await? {
-            return Ok(Fate::Unfinished);
+            return Ok(false);
         }
         drop_table(&mut tx, JOBS, name).await?;
     }
     tx.commit().await?;
-    Ok(Fate::Dropped)
+    Ok(true)
 }
 
 /// Returns whether a job of a day finished at that time or later. Reads the day's results without
@@ -332,16 +320,4 @@ async fn drop_table(tx: &mut PgConnection, table: Table, name: &str) -> Result<(
     lock(tx, &format!("ONLY {}", table.name)).await?;
     sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE IF EXISTS {name}"))).execute(tx).await?;
     Ok(())
-}
-
-/// Returns whether a partition has an unfinished job: one lookup in each partial index.
-async fn has_unfinished(connection: &mut PgConnection, name: &str) -> Result<bool, StoreError> {
-    let row = query(AssertSqlSafe(format!(
-        "SELECT EXISTS (SELECT FROM {name} WHERE state = 'queued')
-             OR EXISTS (SELECT FROM {name} WHERE state = 'running')
-             OR EXISTS (SELECT FROM {name} WHERE state IN ('scheduled', 'retrying')) AS found"
-    )))
-    .fetch_one(connection)
-    .await?;
-    rows::get(&row, "found")
 }

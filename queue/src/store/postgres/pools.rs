@@ -1,14 +1,14 @@
 //! Calls on the two pools of connections, within their time, and how busy the pools are.
 
-use std::{
-    future::Future,
-    sync::atomic::{AtomicU64, Ordering},
-    time::Instant,
+use std::{future::Future, time::Instant};
+
+use sqlx::postgres::PgRow;
+
+use super::{
+    NoAnswer, PostgresStore,
+    calls::Query,
+    pool::{Pool, PooledConnection, Transaction},
 };
-
-use sqlx::{PgPool, postgres::PgRow};
-
-use super::{NoAnswer, PostgresStore, calls::Query, layout::Layout};
 use crate::store::StoreError;
 
 /// Connections of a pool now, and waits and timeouts of calls so far.
@@ -28,98 +28,73 @@ pub struct PoolState {
     pub timeouts: u64,
 }
 
-impl PoolState {
-    /// Adds the same pool of another database.
-    pub(in crate::store) fn add(&mut self, other: &Self) {
-        self.idle += other.idle;
-        self.in_use += other.in_use;
-        self.max += other.max;
-        self.waits += other.waits;
-        self.timeouts += other.timeouts;
-    }
-}
-
-/// Waits and timeouts of calls on both pools.
-#[derive(Debug, Default)]
-pub(super) struct PoolCounts {
-    calls: Counts,
-    hot: Counts,
-}
-
-/// Waits and timeouts of calls on one pool.
-#[derive(Debug, Default)]
-struct Counts {
-    waits: AtomicU64,
-    timeouts: AtomicU64,
-}
-
-impl Counts {
-    fn begin(&self, pool: &PgPool) {
-        if pool.num_idle() == 0 && pool.size() >= pool.options().get_max_connections() {
-            self.waits.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn state(&self, name: &'static str, pool: &PgPool) -> PoolState {
-        let idle = pool.num_idle() as u64;
-        PoolState {
-            name,
-            idle,
-            // Both numbers change meanwhile.
-            in_use: u64::from(pool.size()).saturating_sub(idle),
-            max: u64::from(pool.options().get_max_connections()),
-            waits: self.waits.load(Ordering::Relaxed),
-            timeouts: self.timeouts.load(Ordering::Relaxed),
-        }
+fn state(name: &'static str, pool: &Pool) -> PoolState {
+    let ((idle, open), (waits, timeouts)) = (pool.sizes(), pool.counts());
+    PoolState {
+        name,
+        idle: idle as u64,
+        // Both numbers change meanwhile.
+        in_use: open.saturating_sub(idle) as u64,
+        max: pool.max() as u64,
+        waits,
+        timeouts,
     }
 }
 
 impl PostgresStore {
     /// Returns the state of the two pools of connections.
     pub fn pools(&self) -> [PoolState; 2] {
-        let PoolCounts { calls, hot } = &*self.counts;
-        [calls.state("calls", &self.pool), hot.state("hot", &self.hot)]
+        [state("calls", &self.pool), state("hot", &self.hot)]
     }
 
-    /// Runs a statement that changes open jobs by their ids, or a heartbeat, where the jobs of this layout
-    /// are. In the combined layout they share a table with all ended ones.
-    pub(super) async fn fetch_open(
+    /// Returns a connection of the pool `calls`.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] and [`StoreError::Refused`].
+    pub async fn acquire(&self) -> Result<PooledConnection, StoreError> {
+        let connection = self.pool.get().await?;
+        connection.ok_or_else(|| StoreError::Unavailable("no connection to the database".into()))
+    }
+
+    /// Gives a connection back after a call with this result, which it returns.
+    pub(super) fn release<T, E>(
         &self,
-        layout: Layout,
-        query: Query<'_>,
-    ) -> Result<Vec<PgRow>, StoreError> {
-        match layout {
-            Layout::Combined => self.fetch_all(query).await,
-            Layout::Changing | Layout::Split => self.fetch_hot(query).await,
-        }
+        connection: PooledConnection,
+        result: Result<T, E>,
+    ) -> Result<T, StoreError>
+    where
+        StoreError: From<E>,
+    {
+        connection.release(result.map_err(StoreError::from))
     }
 
-    /// Runs a statement on the pool `hot`.
+    /// Begins a transaction.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] and [`StoreError::Refused`].
+    pub async fn begin(&self) -> Result<Transaction, StoreError> {
+        Transaction::begin(self.acquire().await?).await
+    }
+
+    /// Runs a statement on the pool `hot`, or on the other one while the server has too few connections for both.
     pub(super) async fn fetch_hot(&self, query: Query<'_>) -> Result<Vec<PgRow>, StoreError> {
-        let call = async { Ok(query.fetch_all(&self.hot).await?) };
-        self.within_pool(&self.hot, &self.counts.hot, call).await
+        self.within(async {
+            let mut connection = match self.hot.get().await? {
+                Some(connection) => connection,
+                None => self.acquire().await?,
+            };
+            let rows = query.fetch_all(&mut *connection).await;
+            self.release(connection, rows)
+        })
+        .await
     }
 
-    /// Returns the result of a call on the pool `calls`, or an error when it takes too long.
-    pub(super) async fn within<T>(
+    /// Returns the result of a call, or an error when it takes too long.
+    ///
+    /// # Errors
+    /// Those of the call, and [`StoreError::Unavailable`].
+    pub async fn within<T>(
         &self,
-        call: impl Future<Output = Result<T, StoreError>> + Send,
-    ) -> Result<T, StoreError> {
-        self.within_pool(&self.pool, &self.counts.calls, call).await
-    }
-
-    /// Returns the result of a call on the pool `calls` that may take any time.
-    pub(super) async fn without_limit<T>(
-        &self,
-        call: impl Future<Output = Result<T, StoreError>> + Send,
-    ) -> Result<T, StoreError> {
-        self.observe(&self.pool, &self.counts.calls, call).await
-    }
-
-    async fn within_pool<T>(
-        &self,
-        pool: &PgPool,
-        counts: &Counts,
         call: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
         let limit = self.call_timeout;
@@ -127,23 +102,17 @@ impl PostgresStore {
             let result = tokio::time::timeout(limit, call).await;
             result.unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))))
         };
-        self.observe(pool, counts, limited).await
+        self.without_limit(limited).await
     }
 
-    /// Counts the waits and timeouts of a call. After an error, later calls may go to another server.
-    async fn observe<T>(
+    /// Returns the result of a call that may take any time. After an error, later calls may go to another server.
+    pub(super) async fn without_limit<T>(
         &self,
-        pool: &PgPool,
-        counts: &Counts,
         call: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
         let began = Instant::now();
-        counts.begin(pool);
         let result = call.await;
-        if let Err(error @ StoreError::Unavailable(source)) = &result {
-            if let Some(sqlx::Error::PoolTimedOut) = source.downcast_ref() {
-                counts.timeouts.fetch_add(1, Ordering::Relaxed);
-            }
+        if let Err(error @ StoreError::Unavailable(_)) = &result {
             self.on_unavailable(error, began);
         }
         result

@@ -7,9 +7,7 @@ use super::{
     PostgresStore,
     announcements::announce_again,
     calls::query,
-    combined,
     ends::{end_jobs, kept_columns},
-    layout::Layout,
     rows::{self, milliseconds},
 };
 use crate::{
@@ -24,14 +22,10 @@ use crate::{
 /// Jobs that one statement changes.
 const BATCH: i32 = 1000;
 
-macro_rules! pulse {
-    ($which:literal) => {
-        concat!(
-            "
+/// Extends leases if the store was away: if no reconciler reached it for a while, no worker could renew.
+const PULSE: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), before AS MATERIALIZED (
-    SELECT at FROM pulse",
-            $which,
-            "
+    SELECT at FROM pulse FOR NO KEY UPDATE
 ), beat AS (
     UPDATE pulse SET at = (SELECT now FROM clock) FROM before
 ), workers_extended AS (
@@ -41,38 +35,17 @@ WITH clock AS (SELECT store_now_ms($1) AS now), before AS MATERIALIZED (
 )
 UPDATE open_jobs SET lease_until = (SELECT now FROM clock) + $3
 WHERE (SELECT at FROM before) + $2 < (SELECT now FROM clock)
-  AND state = 'running' AND lease_until < (SELECT now FROM clock) + $3"
-        )
-    };
-}
-
-/// Extends leases if the store was away: if no reconciler reached it for a while, no worker could renew.
-const PULSE: &str = pulse!(" FOR NO KEY UPDATE");
-
-/// Does the same for a process that does not reconcile, so it need not wait for another one that does.
-const PULSE_IF_DUE: &str =
-    pulse!(" WHERE at < (SELECT now FROM clock) - 1000 FOR NO KEY UPDATE SKIP LOCKED");
+  AND state = 'running' AND lease_until < (SELECT now FROM clock) + $3";
 
 /// Notes that the store was reached: see [`PULSE`].
-async fn pulse(
-    store: &PostgresStore,
-    layout: Layout,
-    statement: &'static str,
-) -> Result<(), StoreError> {
-    let pulse = query(layout.statement(statement)).bind(store.clock_parameter());
+async fn pulse(store: &PostgresStore) -> Result<(), StoreError> {
+    let pulse = query(PULSE).bind(store.clock_parameter());
     let pulse = pulse.bind(milliseconds(AWAY_AFTER)).bind(milliseconds(AWAY_LEASE));
     let extended = store.execute(pulse).await?;
     if extended > 0 {
         tracing::warn!(jobs = extended, "the store was away: leases are extended");
     }
     Ok(())
-}
-
-impl PostgresStore {
-    /// Notes that a worker reached this database, which does not get its heartbeats.
-    pub(in crate::store) async fn note_reached(&self) -> Result<(), StoreError> {
-        pulse(self, self.layout().await?, PULSE_IF_DUE).await
-    }
 }
 
 /// Takes jobs with an expired lease from their workers: they are queued again. Only a job that ran alone
@@ -161,31 +134,25 @@ pub(super) async fn reconcile(store: &PostgresStore) -> Result<Reconciled, Store
     let error = lease_lost();
     let (code, signature) = (error.code.clone().into_bytes(), signature(&error).into_bytes());
     let values = [wire::encode(&error), wire::encode(&Outcome::Error(error)), code, signature];
-    store.move_leftovers().await?;
-    let layout = store.layout().await?;
-    let (lapse, expire) = match layout {
-        Layout::Combined => (combined::LAPSE, combined::EXPIRE),
-        Layout::Changing | Layout::Split => (LAPSE, EXPIRE),
-    };
-    pulse(store, layout, PULSE).await?;
+    pulse(store).await?;
     let mut done = Reconciled::default();
-    repeat(store, layout, lapse, &values, &mut done).await?;
+    repeat(store, LAPSE, &values, &mut done).await?;
     done.lapsed = done.moved;
-    repeat(store, layout, expire, &[wire::encode(&Outcome::Expired)], &mut done).await?;
-    repeat(store, layout, PROMOTE, &[], &mut done).await?;
+    repeat(store, EXPIRE, &[wire::encode(&Outcome::Expired)], &mut done).await?;
+    repeat(store, PROMOTE, &[], &mut done).await?;
+    done.queued.sort_by_key(|entry| entry.id);
     Ok(done)
 }
 
 /// Repeats a statement until it finds fewer jobs than it may change.
 async fn repeat(
     store: &PostgresStore,
-    layout: Layout,
     statement: &'static str,
     values: &[Vec<u8>],
     done: &mut Reconciled,
 ) -> Result<(), StoreError> {
     loop {
-        let change = query(layout.statement(statement)).bind(store.clock_parameter()).bind(BATCH);
+        let change = query(statement).bind(store.clock_parameter()).bind(BATCH);
         let change = values.iter().fold(change, |change, value| change.bind(value));
         let changed = store.fetch_all(change).await?;
         let queued = changed.iter().map(rows::queued).collect::<Result<Vec<_>, _>>()?;

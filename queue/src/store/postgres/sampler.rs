@@ -1,10 +1,7 @@
 //! Sampling of the queues. The sampling process holds the only row of `sampler` until its transaction
 //! ends, so that each sample is added to a period once; other processes skip it.
 //!
-//! Statements that end jobs leave a row in `recent_ends`, which the sampler deletes as it counts it. In the
-//! combined layout, finished jobs are found by their time. That is the time at which a statement begins, and a statement
-//! may commit later than one that began after it. So jobs that finished after the oldest open
-//! transaction began are not counted yet; the next sample counts them.
+//! Statements that end jobs leave a row in `recent_ends`, which the sampler deletes as it counts it.
 
 use std::time::Instant;
 
@@ -14,7 +11,6 @@ use super::{
     PostgresStore,
     calls::query,
     history::{names, observe},
-    layout::Layout,
     rows::{self, milliseconds},
 };
 use crate::{
@@ -29,8 +25,6 @@ use crate::{
 
 /// Maximum number of scheduled and retrying jobs that are counted, over all queues.
 const SET_ASIDE_MAX: i64 = 100_000;
-/// A transaction that has been open for longer writes no results.
-const OPEN_MS_MAX: i64 = 60_000;
 
 /// Locks the sampler's row if it is free and due; returns its state, the time of the last sample and the
 /// present time.
@@ -76,20 +70,11 @@ pub(super) async fn sample(store: &PostgresStore) -> Result<bool, StoreError> {
     };
     let started = Instant::now();
     let mut observed = Observations::new();
-    let layout = store.layout_within(&mut tx).await?;
-    observe_open(&mut tx, layout, &mut observed).await?;
+    observe_open(&mut tx, &mut observed).await?;
     observe_unannounced(&mut tx, &mut observed).await?;
     observe_slots(&mut tx, now, &mut observed).await?;
     measure_workers(&mut tx, now).await?;
-    if layout == Layout::Combined {
-        let horizon = horizon(&mut tx, given, now).await?;
-        if horizon > state.cursor {
-            observe_results(&mut tx, state.cursor, horizon, &mut observed).await?;
-            state.cursor = horizon;
-        }
-    } else {
-        observe_ends(&mut tx, &mut observed).await?;
-    }
+    observe_ends(&mut tx, &mut observed).await?;
     if given.is_none() {
         state.took(started.elapsed());
     }
@@ -106,36 +91,12 @@ pub(super) async fn sample(store: &PostgresStore) -> Result<bool, StoreError> {
     Ok(true)
 }
 
-/// Returns the time up to which all finished jobs are visible.
-async fn horizon(
-    tx: &mut PgConnection,
-    given: Option<i64>,
-    now: Timestamp,
-) -> Result<i64, StoreError> {
-    if given.is_some() {
-        return Ok(now.0);
-    }
-    let row = query(
-        "SELECT least($1, coalesce(min((extract(epoch FROM xact_start) * 1000)::bigint), $1) - 1)
-                AS horizon
-         FROM pg_stat_activity
-         WHERE datname = current_database() AND pid <> pg_backend_pid()
-           AND xact_start > clock_timestamp() - $2 * interval '1 ms'",
-    )
-    .bind(now.0)
-    .bind(OPEN_MS_MAX as f64)
-    .fetch_one(tx)
-    .await?;
-    rows::integer(&row, "horizon")
-}
-
 /// Counts unfinished jobs: queued ones along the index of each queue, the others all together.
 async fn observe_open(
     tx: &mut PgConnection,
-    layout: Layout,
     observed: &mut Observations,
 ) -> Result<(), StoreError> {
-    let queued = query(layout.statement(
+    let queued = query(
         "WITH RECURSIVE queue AS (
              (SELECT model, format FROM open_jobs WHERE state = 'queued'
               ORDER BY model, format LIMIT 1)
@@ -156,7 +117,7 @@ async fn observe_open(
              WHERE state = 'queued' AND model = queue.model AND format = queue.format
              ORDER BY id LIMIT 1
          ) AS oldest",
-    ))
+    )
     .bind(DEPTH_MAX)
     .fetch_all(&mut *tx)
     .await?;
@@ -166,14 +127,14 @@ async fn observe_open(
         depth.or_more = rows::integer(row, "jobs")? > DEPTH_MAX;
         depth.oldest_queued_at = Some(rows::time(row, "submitted_at")?);
     }
-    let others = query(layout.statement(
+    let others = query(
         "SELECT model, format, state, count(*) AS jobs FROM (
              SELECT model, format, state FROM open_jobs WHERE state = 'running'
              UNION ALL
              (SELECT model, format, state FROM open_jobs WHERE state IN ('scheduled', 'retrying')
               LIMIT $1)
          ) AS open GROUP BY model, format, state",
-    ))
+    )
     .bind(SET_ASIDE_MAX)
     .fetch_all(tx)
     .await?;
@@ -269,54 +230,6 @@ async fn observe_ends(
                 sampler::latency(sample, name, bucket, 1, u64::try_from(ms).unwrap_or(0));
             }
         }
-    }
-    Ok(())
-}
-
-/// Counts jobs that finished after `from` and up to `to`, in the combined layout.
-async fn observe_results(
-    tx: &mut PgConnection,
-    from: i64,
-    to: i64,
-    observed: &mut Observations,
-) -> Result<(), StoreError> {
-    let found = query(
-        "WITH ended AS MATERIALIZED (
-             SELECT job_id, model, format, outcome IS NULL AS is_cancelled, prompt_tokens,
-                    completion_tokens, finished_at, claim_at, first_token_ms
-             FROM results WHERE finished_at > $1 AND finished_at <= $2
-         ), told AS (
-             SELECT ended.*, state, submitted_at, started_at
-             FROM ended JOIN jobs ON jobs.id = job_id
-             WHERE jobs.id = ANY(ARRAY(SELECT job_id FROM ended))
-         ), latencies AS (
-             SELECT model, format, 'start' AS name, started_at - submitted_at AS ms
-             FROM told WHERE started_at IS NOT NULL
-             UNION ALL
-             SELECT model, format, 'run', finished_at - claim_at
-             FROM told WHERE state = 'completed' AND claim_at IS NOT NULL
-             UNION ALL
-             SELECT model, format, 'first_token', claim_at + first_token_ms - submitted_at
-             FROM told WHERE state = 'completed' AND claim_at + first_token_ms IS NOT NULL
-         )
-         SELECT model, format, state AS name, NULL AS bucket, count(*) AS jobs,
-                sum(prompt_tokens)::bigint AS prompt_tokens,
-                sum(completion_tokens)::bigint AS completion_tokens
-         FROM told GROUP BY model, format, state
-         UNION ALL
-         -- A value equal to a bound belongs to that bucket; width_bucket would count it to the next.
-         SELECT model, format, name, width_bucket(ms - 1, $3), count(*),
-                greatest(0, sum(ms))::bigint, 0
-         FROM latencies GROUP BY 1, 2, 3, 4",
-    )
-    .bind(from)
-    .bind(to)
-    .bind(BUCKETS_MS.as_slice())
-    .fetch_all(tx)
-    .await?;
-    for row in &found {
-        let bucket: Option<i32> = rows::get(row, "bucket")?;
-        observe(row, bucket.map(|bucket| bucket.unsigned_abs() as usize), observed)?;
     }
     Ok(())
 }

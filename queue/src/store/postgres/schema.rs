@@ -4,11 +4,12 @@
 //! the schema first, then replace the processes one by one.
 
 use sqlx::{
-    PgPool,
+    PgConnection,
     migrate::{MigrateError, Migrator},
+    postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::store::StoreError;
+use crate::store::{StoreError, error::without_source_line};
 
 /// Returns the schema, embedded in the program: forward only.
 fn migrations() -> Migrator {
@@ -18,8 +19,8 @@ fn migrations() -> Migrator {
     migrator
 }
 
-/// The schema is missing or too old; the source of a [`StoreError::Migrate`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+/// The schema is missing or too old, or the database cannot hold all texts; the source of a [`StoreError::Migrate`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchemaError {
     /// The database is empty or belongs to another program.
@@ -33,33 +34,52 @@ pub enum SchemaError {
         /// The first migration that the database lacks.
         missing: i64,
     },
+    /// The database has an encoding other than UTF8 and SQL_ASCII.
+    #[error(
+        "the database has the encoding {0}, which cannot hold all texts: use another one, made by CREATE DATABASE \
+         tritmill ENCODING 'UTF8' TEMPLATE template0 (with LC_COLLATE and LC_CTYPE 'C' or a UTF-8 locale)"
+    )]
+    Encoding(String),
 }
 
 /// Runs the migrations that have not run; waits for another process that does the same.
-pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
-    migrations().run(pool).await.map_err(|error| match error {
+pub(super) async fn migrate(server: PgConnectOptions) -> Result<(), StoreError> {
+    // The migrator wants a pool of the driver.
+    let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(server);
+    let migrated = migrations().run(&pool).await;
+    pool.close().await;
+    migrated.map_err(|error| match error {
         MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
-            match StoreError::from(error) {
-                StoreError::Unavailable(said) => StoreError::Migrate(said),
-                other => other,
-            }
+            StoreError::Migrate(without_source_line(error))
         }
         other => StoreError::Migrate(Box::new(other)),
     })
 }
 
-/// Returns an error if the schema lacks a migration of this program.
-pub(super) async fn check(pool: &PgPool) -> Result<(), StoreError> {
+/// Returns an error if the database cannot hold all texts.
+pub(super) async fn check_encoding(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let encoding: String =
+        sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await?;
+    // SQL_ASCII keeps all bytes as they come.
+    match encoding.as_str() {
+        "UTF8" | "SQL_ASCII" => Ok(()),
+        _ => Err(StoreError::Migrate(Box::new(SchemaError::Encoding(encoding)))),
+    }
+}
+
+/// Returns an error if the database has another encoding, or if its schema lacks a migration of this program.
+pub(super) async fn check(connection: &mut PgConnection) -> Result<(), StoreError> {
+    check_encoding(connection).await?;
     let refuse = |error: SchemaError| StoreError::Migrate(Box::new(error));
     let exists: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
-        .fetch_one(pool)
+        .fetch_one(&mut *connection)
         .await?;
     if !exists {
         return Err(refuse(SchemaError::Missing));
     }
     let applied: Vec<i64> =
         sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success")
-            .fetch_all(pool)
+            .fetch_all(&mut *connection)
             .await?;
     let Some(&found) = applied.iter().max() else { return Err(refuse(SchemaError::Missing)) };
     match migrations().iter().find(|migration| !applied.contains(&migration.version)) {

@@ -17,7 +17,12 @@ pub const RETENTION_DEFAULT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 impl PostgresStore {
     /// Returns how long this database keeps finished jobs.
     pub async fn retention(&self) -> Result<Duration, StoreError> {
-        self.within(async { retention(&mut *self.pool.acquire().await?).await }).await
+        self.within(async {
+            let mut connection = self.acquire().await?;
+            let retention = retention(&mut connection).await;
+            self.release(connection, retention)
+        })
+        .await
     }
 
     /// Sets how long this database keeps finished jobs, for all processes that maintain it.

@@ -15,7 +15,7 @@ use crate::{
     store::{
         Serving, StoreError,
         attempts::{AWAY_AFTER, AWAY_LEASE},
-        workers::{Directive, Heartbeat, Integrity, Leads, Worker, WorkerMetrics, Workers},
+        workers::{Directive, Heartbeat, Integrity, Leadership, Worker, WorkerMetrics, Workers},
     },
 };
 
@@ -66,9 +66,8 @@ FROM beat LEFT JOIN queues ON queues.model = $3 AND queues.format = $4";
 #[async_trait]
 impl Workers for PostgresStore {
     async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<Directive, StoreError> {
-        let layout = self.layout().await?;
         let roles = ["store".to_owned(), format!("queue {}", heartbeat.queue)];
-        let beat = query(layout.statement(HEARTBEAT))
+        let beat = query(HEARTBEAT)
             .bind(self.clock_parameter())
             .bind(&heartbeat.owner)
             .bind(&heartbeat.queue.model)
@@ -83,13 +82,13 @@ impl Workers for PostgresStore {
             .bind(milliseconds(AWAY_AFTER))
             .bind(milliseconds(AWAY_LEASE))
             .bind(&roles[..])
-            .bind(milliseconds(Leads::LEASE));
-        let row = self.fetch_open(layout, beat).await?.pop().ok_or(sqlx::Error::RowNotFound)?;
+            .bind(milliseconds(Leadership::LEASE));
+        let row = self.fetch_hot(beat).await?.pop().ok_or(sqlx::Error::RowNotFound)?;
         if rows::integer(&row, "extended")? > 0 {
             tracing::warn!("the store was away: leases are extended");
         }
         let led: Vec<String> = rows::get(&row, "led")?;
-        let leads = Leads { store: led.contains(&roles[0]), queue: led.contains(&roles[1]) };
+        let leads = Leadership { store: led.contains(&roles[0]), queue: led.contains(&roles[1]) };
         let is_withdrawn = classes(&row)?.must_drain(&heartbeat.metrics.numerics_class);
         let drain = rows::get::<bool>(&row, "drain_requested")? || is_withdrawn;
         Ok(Directive { drain, paused: rows::get(&row, "paused")?, leads })
@@ -128,8 +127,12 @@ impl Workers for PostgresStore {
     }
 
     async fn forget_worker(&self, owner: &str) -> Result<(), StoreError> {
-        self.within(async { forget(&mut *self.pool.acquire().await?, Some(owner), None).await })
-            .await
+        self.within(async {
+            let mut connection = self.acquire().await?;
+            let forgotten = forget(&mut connection, Some(owner), None).await;
+            self.release(connection, forgotten)
+        })
+        .await
     }
 
     async fn integrity(&self) -> Result<Integrity, StoreError> {
@@ -197,7 +200,7 @@ pub(super) async fn forget(
     Ok(())
 }
 
-/// Deletes leases that ended before a time. Only the first of several databases has the rows of workers.
+/// Deletes leases that ended before a time.
 pub(super) async fn forget_leases(
     connection: &mut PgConnection,
     before: i64,

@@ -81,8 +81,7 @@ async fn replay(
             Err(error) => return Err(error),
         };
         let run_at = pace.map(|pace| pace.due(replays.len()));
-        let id = JobId::generate_in(replay_of.database());
-        let job = Job { id, run_at, expires_at: None, ..job };
+        let job = Job { id: JobId::generate(), run_at, expires_at: None, ..job };
         replays.push(Replay { replay_of, job });
     }
     let (origins, jobs): (Vec<JobId>, Vec<Job>) =

@@ -28,7 +28,7 @@ use crate::{
 impl JobQueries for SqlStore {
     async fn jobs(&self, filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError> {
         let filtered =
-            JobQuery::new(filter, page.after, self.tables_of(filter.queried_state()).await?);
+            JobQuery::new(filter, page.after, dialect::tables_of(filter.queried_state()));
         let mut sql = filtered.page(page.limit);
         let found = self.fetch_all(sql.build()).await?;
         let next = match found.last() {
@@ -63,7 +63,7 @@ impl JobQueries for SqlStore {
     }
 
     async fn count_jobs(&self, filter: &JobFilter) -> Result<Count, StoreError> {
-        let tables = self.tables_of(filter.queried_state()).await?;
+        let tables = dialect::tables_of(filter.queried_state());
         let mut sql = JobQuery::new(filter, None, tables).count();
         let row = self.fetch_one(sql.build()).await?;
         let (scanned, jobs) = (rows::count(&row, "scanned")?, rows::count(&row, "jobs")?);
@@ -131,7 +131,7 @@ impl JobQueries for SqlStore {
             })
         };
         let groups = found.iter().map(group).collect::<Result<_, StoreError>>()?;
-        Ok(DeadLetterGroups::of(groups))
+        Ok(DeadLetterGroups::from_groups(groups))
     }
 }
 

@@ -4,20 +4,14 @@
 //! supplies what differs: the statements that change jobs, and in `dialect` types, some fragments of SQL
 //! (macros) and the encoding of values.
 
-mod audit;
-mod batch_claims;
-mod batch_steps;
-mod batches;
-pub(super) mod calls;
+pub mod calls;
 pub(super) mod classes;
 mod dead_letters;
-mod files;
 pub(super) mod history;
 mod job_queries;
-mod keys;
+mod job_ranges;
 pub(super) mod queue_settings;
-pub(super) mod rows;
-mod sessions;
+pub mod rows;
 mod store;
 pub(super) mod tenants;
 

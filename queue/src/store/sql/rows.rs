@@ -21,30 +21,32 @@ use crate::{
     store::{Claim, ClaimRef, FinishedAttempt, Serving, StoreError, attempts},
 };
 
-pub(crate) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
+/// Returns the error of a value that this program did not write.
+pub fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
     StoreError::Damaged { what, detail: detail.to_string() }
 }
 
 /// Returns a column of a type that fits the schema.
-pub(crate) fn get<'r, T>(row: &'r Row, column: &str) -> Result<T, StoreError>
+pub fn get<'r, T>(row: &'r Row, column: &str) -> Result<T, StoreError>
 where
     T: Decode<'r, Db> + Type<Db>,
 {
     Ok(row.try_get(column)?)
 }
 
-pub(crate) fn integer(row: &Row, column: &str) -> Result<i64, StoreError> {
+/// Returns a 64-bit column.
+pub fn integer(row: &Row, column: &str) -> Result<i64, StoreError> {
     get(row, column)
 }
 
 /// Returns a 64-bit column that is never negative.
-pub(crate) fn count(row: &Row, column: &'static str) -> Result<u64, StoreError> {
+pub fn count(row: &Row, column: &'static str) -> Result<u64, StoreError> {
     let value = integer(row, column)?;
     u64::try_from(value).map_err(|_| damaged(column, value))
 }
 
 /// Returns a 64-bit column with a value of 32 bits.
-pub(crate) fn small(row: &Row, column: &'static str) -> Result<u32, StoreError> {
+pub fn small(row: &Row, column: &'static str) -> Result<u32, StoreError> {
     let value = integer(row, column)?;
     u32::try_from(value).map_err(|_| damaged(column, value))
 }
@@ -61,16 +63,18 @@ pub(crate) fn attempts(row: &Row, column: &'static str) -> Result<u32, StoreErro
     u32::try_from(value).map_err(|_| damaged(column, value))
 }
 
-pub(crate) fn time(row: &Row, column: &str) -> Result<Timestamp, StoreError> {
+/// Returns a column with a time.
+pub fn time(row: &Row, column: &str) -> Result<Timestamp, StoreError> {
     integer(row, column).map(Timestamp)
 }
 
-pub(crate) fn time_or_none(row: &Row, column: &str) -> Result<Option<Timestamp>, StoreError> {
+/// Returns a column with a time, or NULL.
+pub fn time_or_none(row: &Row, column: &str) -> Result<Option<Timestamp>, StoreError> {
     Ok(get::<Option<i64>>(row, column)?.map(Timestamp))
 }
 
 /// Returns a number of tokens, or NULL.
-pub(crate) fn tokens(row: &Row, column: &str) -> Result<Option<u64>, StoreError> {
+pub fn tokens(row: &Row, column: &str) -> Result<Option<u64>, StoreError> {
     Ok(get::<Option<i64>>(row, column)?.map(i64::unsigned_abs))
 }
 
@@ -84,20 +88,22 @@ pub(crate) fn duration(ms: i64) -> Duration {
 }
 
 /// Returns a duration in the schema's milliseconds.
-pub(crate) fn milliseconds(duration: Duration) -> i64 {
+pub fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Returns a count as a 64-bit column stores it.
-pub(crate) fn stored(count: u64) -> i64 {
+pub fn stored(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-pub(crate) fn id(row: &Row, column: &str) -> Result<JobId, StoreError> {
+/// Returns a column with an id of a job.
+pub fn id(row: &Row, column: &str) -> Result<JobId, StoreError> {
     get::<Uuid>(row, column).map(JobId::from)
 }
 
-pub(crate) fn ids(rows: &[Row]) -> Result<Vec<JobId>, StoreError> {
+/// Returns the ids of the column `id`.
+pub fn ids(rows: &[Row]) -> Result<Vec<JobId>, StoreError> {
     rows.iter().map(|row| id(row, "id")).collect()
 }
 
@@ -107,7 +113,7 @@ pub(crate) fn claim_ref(row: &Row) -> Result<ClaimRef, StoreError> {
 }
 
 /// Returns a word of an enumeration.
-pub(crate) fn word<T>(row: &Row, column: &'static str) -> Result<T, StoreError>
+pub fn word<T>(row: &Row, column: &'static str) -> Result<T, StoreError>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
 {
@@ -123,15 +129,12 @@ pub(crate) fn queue(row: &Row) -> Result<QueueName, StoreError> {
 }
 
 /// Returns a JSON document, read as text.
-pub(crate) fn document<T: DeserializeOwned>(
-    row: &Row,
-    column: &'static str,
-) -> Result<T, StoreError> {
+pub fn document<T: DeserializeOwned>(row: &Row, column: &'static str) -> Result<T, StoreError> {
     serde_json::from_str(get(row, column)?).map_err(|error| damaged(column, error))
 }
 
 /// Returns bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
@@ -142,7 +145,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Returns a value of this program as JSON text.
-pub(crate) fn to_json(value: &impl Serialize) -> String {
+pub fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("maps of this program have text keys")
 }
 

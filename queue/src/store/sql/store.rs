@@ -20,8 +20,9 @@ use crate::{
 impl Store for SqlStore {
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError> {
         self.within(async {
-            let mut connection = self.pool.acquire().await?;
-            claims::insert_jobs(self, &mut connection, jobs, None).await
+            let mut connection = self.acquire().await?;
+            let recorded = claims::insert_jobs(self, &mut connection, jobs, None).await;
+            self.release(connection, recorded)
         })
         .await
     }
@@ -80,20 +81,11 @@ impl Store for SqlStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
-        let found = query(
-            self.on_open_jobs(concat!(
-                "SELECT id, tenant, priority, ",
-                cost!(),
-                " FROM open_jobs WHERE model = $1 AND format = $2 AND state = 'queued' AND ",
-                queued_after!("$3"),
-                " LIMIT $4"
-            ))
-            .await?,
-        )
-        .bind(&queue.model)
-        .bind(&queue.format)
-        .bind(after.map_or_else(Uuid::nil, Uuid::from))
-        .bind(i64::from(limit));
+        let found = query(dialect::QUEUED)
+            .bind(&queue.model)
+            .bind(&queue.format)
+            .bind(after.map_or_else(Uuid::nil, Uuid::from))
+            .bind(i64::from(limit));
         self.fetch_all(found).await?.iter().map(|row| rows::entry(row, queue.clone())).collect()
     }
 
@@ -104,23 +96,21 @@ impl Store for SqlStore {
         limit: u32,
     ) -> Result<(Missing, Vec<Entry>), StoreError> {
         // Reads all queued jobs of the queue: only for a dispatcher that lost its data.
-        let found = query(
-            self.on_open_jobs(concat!(
-                "SELECT id, tenant, priority, cost, shard_key, jobs, tokens
+        let found = query(concat!(
+            "SELECT id, tenant, priority, cost, shard_key, jobs, tokens
              FROM (SELECT id, tenant, priority, cost, shard_key,
                           row_number() OVER (PARTITION BY priority, tenant ORDER BY id) AS turn,
                           count(*) OVER () AS jobs, CAST(sum(cost) OVER () AS bigint) AS tokens
                    FROM (SELECT id, tenant, priority, ",
-                cost!(),
-                "            FROM open_jobs
-                         WHERE model = $1 AND format = $2 AND state = 'queued') AS waiting
+            cost!(),
+            " FROM ",
+            open_jobs!(),
+            "        WHERE model = $1 AND format = $2 AND state = 'queued') AS waiting
                   ) AS line
              WHERE turn <= $3
              ORDER BY CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END, turn, id
              LIMIT $4"
-            ))
-            .await?,
-        )
+        ))
         .bind(&queue.model)
         .bind(&queue.format)
         .bind(i64::from(each))
@@ -178,18 +168,18 @@ impl Store for SqlStore {
 
     /// Counts once along each partial index.
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
-        let count = query(
-            self.on_open_jobs(
-                "SELECT (SELECT count(*) FROM open_jobs
-                         WHERE state = 'queued' AND model = $1 AND format = $2)
-                      + (SELECT count(*) FROM open_jobs
-                         WHERE state = 'running' AND model = $1 AND format = $2)
-                      + (SELECT count(*) FROM open_jobs
-                         WHERE state IN ('scheduled', 'retrying') AND model = $1 AND format = $2)
-                      AS jobs",
-            )
-            .await?,
-        );
+        let count = query(concat!(
+            "SELECT (SELECT count(*) FROM ",
+            open_jobs!(),
+            " WHERE state = 'queued' AND model = $1 AND format = $2)
+                 + (SELECT count(*) FROM ",
+            open_jobs!(),
+            " WHERE state = 'running' AND model = $1 AND format = $2)
+                 + (SELECT count(*) FROM ",
+            open_jobs!(),
+            " WHERE state IN ('scheduled', 'retrying') AND model = $1 AND format = $2)
+                 AS jobs",
+        ));
         let row = self.fetch_one(count.bind(&queue.model).bind(&queue.format)).await?;
         rows::count(&row, "jobs")
     }
@@ -206,13 +196,8 @@ impl Store for SqlStore {
         for row in &self.fetch_all(counts.bind(model).bind(format)).await? {
             *progress.counter(rows::state(row)?) = rows::count(row, "jobs")?;
         }
-        let tokens = query(concat!(
-            "SELECT CAST(coalesce(sum(prompt_tokens), 0) AS bigint) AS prompt,
-                    CAST(coalesce(sum(completion_tokens), 0) AS bigint) AS completion
-             FROM results WHERE $1 IS NULL OR ",
-            of_queue!()
-        ));
-        let row = self.fetch_one(tokens.bind(model).bind(format)).await?;
+        let tokens = query(dialect::TOKENS).bind(model).bind(format);
+        let row = self.fetch_one(tokens).await?;
         progress.prompt_tokens = rows::count(&row, "prompt")?;
         progress.completion_tokens = rows::count(&row, "completion")?;
         Ok(progress)

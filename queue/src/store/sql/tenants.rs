@@ -1,30 +1,24 @@
-//! Deletion of a tenant's data.
+//! Deletion of a tenant's jobs.
 
 use super::{SqlStore, calls::query, claims, dialect::TENANT_SETTINGS, rows};
 use crate::{
     job::Tenant,
     store::{
         StoreError,
-        maintenance::{ERASED_MAX, Erased},
+        maintenance::{ERASED_MAX, ErasedJobs},
     },
 };
 
 /// Jobs deleted by one statement.
 const CHUNK: i64 = 1000;
 
-/// Deletes everything of a tenant. Keys go first, so that no more requests are accepted; then batches,
-/// which submit jobs.
-pub(crate) async fn erase(store: &SqlStore, tenant: &Tenant) -> Result<Erased, StoreError> {
-    let mut erased = Erased::default();
-    for (statement, count) in [
-        ("DELETE FROM api_keys WHERE tenant = $1", &mut erased.keys),
-        ("DELETE FROM batches WHERE tenant = $1", &mut erased.batches),
-        ("DELETE FROM files WHERE tenant = $1", &mut erased.files),
-    ] {
-        *count = store.execute(query(statement).bind(&tenant.0)).await?;
-    }
-    let turns = "DELETE FROM batch_turns WHERE tenant = $1";
-    for statement in TENANT_SETTINGS.into_iter().chain([turns]) {
+/// See [`Maintenance::erase_jobs`](crate::store::Maintenance::erase_jobs).
+pub(crate) async fn erase_jobs(
+    store: &SqlStore,
+    tenant: &Tenant,
+) -> Result<ErasedJobs, StoreError> {
+    let mut erased = ErasedJobs::default();
+    for statement in TENANT_SETTINGS {
         store.execute(query(statement).bind(&tenant.0)).await?;
     }
     while erased.jobs < ERASED_MAX {

@@ -11,7 +11,7 @@ use super::{
     rows::{damaged, document, get, to_json},
 };
 use crate::{
-    job::JobId,
+    job::{JobId, JobState},
     outcome::Outcome,
     store::{ClaimRef, StoreError, attempts},
 };
@@ -23,10 +23,10 @@ macro_rules! now {
     };
 }
 
-/// A text parameter that holds a JSON document.
-macro_rules! as_json {
-    ($parameter:literal) => {
-        $parameter
+/// The table of open jobs.
+macro_rules! open_jobs {
+    () => {
+        "jobs"
     };
 }
 
@@ -37,21 +37,6 @@ macro_rules! any_of {
     };
 }
 
-/// Matches any text of a [`text_list`].
-macro_rules! any_text {
-    ($parameter:literal) => {
-        concat!("IN (SELECT value FROM json_each(", $parameter, "))")
-    };
-}
-
-/// The columns of a JSON list of pairs of bytes, as hexadecimal digits, and numbers. It ends with a
-/// condition, so that `ON CONFLICT` may follow.
-macro_rules! hex_pairs {
-    ($parameter:literal) => {
-        concat!("unhex(value ->> 0), value ->> 1 FROM json_each(", $parameter, ") WHERE true")
-    };
-}
-
 /// The columns `cost` and `shard_key` of a job. One process serves the file, so nothing compares them.
 macro_rules! cost {
     () => {
@@ -59,37 +44,10 @@ macro_rules! cost {
     };
 }
 
-/// The jobs after a job, or after the nil id, in the order in which they are taken.
-macro_rules! queued_after {
-    ($parameter:literal) => {
-        concat!(
-            "(prefix_key, id) > (coalesce((SELECT prefix_key FROM jobs WHERE id = ",
-            $parameter,
-            "), -1), ",
-            $parameter,
-            ") ORDER BY prefix_key, id"
-        )
-    };
-}
-
 /// All jobs, open and ended.
 macro_rules! all_jobs {
     () => {
         "jobs"
-    };
-}
-
-/// Whether a result is of the queue `$1`, `$2`.
-macro_rules! of_queue {
-    () => {
-        "job_id IN (SELECT id FROM jobs WHERE model = $1 AND format = $2)"
-    };
-}
-
-/// Nothing to lock.
-macro_rules! lock_table {
-    ($table:literal) => {
-        "SELECT 1"
     };
 }
 
@@ -107,29 +65,31 @@ macro_rules! for_share {
     };
 }
 
-/// Nothing to lock.
-macro_rules! skip_locked {
-    () => {
-        ""
-    };
-}
-
 pub(super) type Db = Sqlite;
 
 /// An id as text, in the same order.
 pub(super) const ID_TEXT: &str = "hex(id)";
 
+/// Reads the jobs of a queue after a job, or after the nil id, in the order in which they are taken.
+pub(super) const QUEUED: &str = "
+SELECT id, tenant, priority, 1 AS cost, 0 AS shard_key FROM jobs
+WHERE model = $1 AND format = $2 AND state = 'queued'
+  AND (prefix_key, id) > (coalesce((SELECT prefix_key FROM jobs WHERE id = $3), -1), $3)
+ORDER BY prefix_key, id LIMIT $4";
+
+/// Sums the tokens of the results of a queue, or of all.
+pub(super) const TOKENS: &str = "
+SELECT CAST(coalesce(sum(prompt_tokens), 0) AS bigint) AS prompt,
+       CAST(coalesce(sum(completion_tokens), 0) AS bigint) AS completion
+FROM results
+WHERE $1 IS NULL OR job_id IN (SELECT id FROM jobs WHERE model = $1 AND format = $2)";
+
 /// Deletes a tenant's rows in tables of settings.
 pub(super) const TENANT_SETTINGS: [&str; 1] = ["DELETE FROM tenant_quotas WHERE tenant = $1"];
 
 /// Returns ids as `["0192…", …]`.
-pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> String {
+pub fn id_list(ids: impl IntoIterator<Item = JobId>) -> String {
     to_json(&ids.into_iter().map(|id| hex(id.as_bytes())).collect::<Vec<_>>())
-}
-
-/// Returns a list of bytes for `any_of`.
-pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> String {
-    to_json(&list.iter().map(|bytes| hex(bytes)).collect::<Vec<_>>())
 }
 
 /// Returns claims as `[{"id": "0192…", "epoch": 1}, …]`.
@@ -145,7 +105,7 @@ pub(super) fn claim_list(claims: &[ClaimRef]) -> String {
 }
 
 /// Returns a list of texts as it is stored: a JSON array.
-pub(super) fn text_list(texts: &[String]) -> String {
+pub fn text_list(texts: &[String]) -> String {
     to_json(&texts)
 }
 
@@ -173,6 +133,11 @@ pub(super) fn outcome(row: &Row) -> Result<(Option<Outcome>, bool), StoreError> 
 }
 
 /// SQLite stores any text.
-pub(super) fn storable(_what: &'static str, _text: &str) -> Result<(), StoreError> {
+pub fn storable(_what: &'static str, _text: &str) -> Result<(), StoreError> {
     Ok(())
+}
+
+/// Returns the tables with jobs in a state, or with jobs: all are in one.
+pub fn tables_of(_: Option<JobState>) -> &'static [&'static str] {
+    &["jobs"]
 }

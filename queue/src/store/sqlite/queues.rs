@@ -25,7 +25,7 @@ pub(super) async fn overviews(store: &SqliteStore) -> Result<Vec<QueueOverview>,
     let mut overviews: BTreeMap<QueueName, QueueOverview> = BTreeMap::new();
     for row in &query("SELECT * FROM queues").fetch_all(&mut *tx).await? {
         let settings = settings(row)?;
-        overviews.insert(settings.queue.clone(), QueueOverview::of(settings));
+        overviews.insert(settings.queue.clone(), QueueOverview::from_state(settings));
     }
     let counts = query(
         "SELECT model, format, state, count(*) AS jobs, min(submitted_at) AS oldest,
@@ -38,7 +38,7 @@ pub(super) async fn overviews(store: &SqliteStore) -> Result<Vec<QueueOverview>,
         let (queue, state) = (rows::queue(row)?, rows::state(row)?);
         let overview = overviews
             .entry(queue.clone())
-            .or_insert_with(|| QueueOverview::of(QueueState::with_defaults(queue)));
+            .or_insert_with(|| QueueOverview::from_state(QueueState::with_defaults(queue)));
         *overview.progress.counter(state) = rows::count(row, "jobs")?;
         overview.progress.prompt_tokens += rows::count(row, "prompt_tokens")?;
         overview.progress.completion_tokens += rows::count(row, "completion_tokens")?;

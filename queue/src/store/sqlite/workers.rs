@@ -12,7 +12,7 @@ use crate::{
     job::{QueueName, Timestamp},
     store::{
         Serving, StoreError,
-        workers::{Directive, Heartbeat, Integrity, Leads, Worker, Workers},
+        workers::{Directive, Heartbeat, Integrity, Leadership, Worker, Workers},
     },
 };
 
@@ -35,7 +35,7 @@ impl Workers for SqliteStore {
         );
         let row = self.fetch_optional(found.bind(model).bind(format)).await?;
         // One process serves the file.
-        let leads = if heartbeat.draining { Leads::default() } else { Leads::ALL };
+        let leads = if heartbeat.draining { Leadership::default() } else { Leadership::ALL };
         let Some(row) = row else { return Ok(Directive { drain, paused: false, leads }) };
         let is_withdrawn = classes(&row)?.must_drain(&heartbeat.metrics.numerics_class);
         let paused = rows::get(&row, "paused")?;

@@ -127,7 +127,7 @@ impl InFlight {
 
     /// Adds a claim that is about to run on a device.
     pub fn start(&mut self, claim: &Claim, lease: Lease, device: usize) {
-        let choices = claim.job.sampling.n as usize;
+        let choices = claim.job.choice_count() as usize;
         self.loads[device].claims += 1;
         self.loads[device].choices += choices;
         let span = span(claim);

@@ -1,30 +1,18 @@
 //! Takes jobs in: deliveries are pulled, claimed, turned into requests and given to the engines.
 
-use std::time::Instant;
-
-use tritmill_queue::{Claim, ClaimRef, Delivery, JobEvent, Outcome, Priority};
+use tritmill_queue::{Claim, ClaimRef, JobEvent, Outcome, Priority};
 
 use super::{
-    Core, FEW_WAIT, HIGH_INTERVAL, UNCOMMITTED_MAX,
+    calls::ClaimCall,
     in_flight::{Disposition, Lease},
     io::{Answer, Command, Feed, Prepared, PullPlan, Pulled, Submission},
+    state::{Core, FEW_WAIT, HIGH_INTERVAL, UNCOMMITTED_MAX},
 };
-use crate::worker::WorkerError;
+use crate::worker::error::WorkerError;
 
 /// Deliveries of one entry from which its job counts as a suspect: workers that claimed it may have
 /// died before the store could know.
 const SUSPECT_DELIVERIES: u32 = 8;
-
-/// A claim without an answer.
-#[derive(Debug)]
-pub(super) struct ClaimCall {
-    /// The deliveries to claim.
-    deliveries: Vec<Delivery>,
-    /// Time just before the store was called: leases end no earlier than counted from this time.
-    began: Instant,
-    /// The claim id of the call.
-    claim_id: i64,
-}
 
 impl Core {
     /// Pulls jobs if there is room; an embedded worker without any checks what has become due.
@@ -154,6 +142,7 @@ impl Core {
             }
         };
         self.backoff.reset();
+        self.metrics.store_answered();
         let mut refused = Vec::new();
         for delivery in deliveries {
             let Some(claim) = claims.iter_mut().find(|claim| claim.job.id == delivery.id) else {
@@ -209,11 +198,11 @@ impl Core {
         if self.shutdown.is_closing() {
             return;
         }
-        for Prepared { held, stream, request } in prepared {
+        for Prepared { held, stream, requests } in prepared {
             let Some(device) = self.in_flight.get(held).map(|claim| claim.device) else { continue };
             let has_room = self.devices.takes_another(device, &self.in_flight, self.now);
             let Some(claim) = self.in_flight.get_mut(held) else { continue };
-            match request {
+            match requests {
                 // It was on its way when the device failed.
                 _ if !has_room => {
                     self.in_flight.end(held, Disposition::HandBack, self.now);
@@ -222,13 +211,13 @@ impl Core {
                     let outcome = Outcome::Error(error);
                     self.in_flight.end(held, Disposition::Record(outcome), self.now);
                 }
-                Ok(request) => {
+                Ok(requests) => {
                     claim.submitted = true;
                     let stream = stream && self.has_events;
                     self.commands.push(Command::Submit(Submission {
                         device,
                         held,
-                        request,
+                        requests,
                         stream,
                     }));
                     if stream {

@@ -1,4 +1,4 @@
-//! Inputs and commands of the [`Core`](super::Core).
+//! Inputs and commands of the [`Core`](super::state::Core).
 
 use tritmill_engine::Request;
 use tritmill_queue::{
@@ -8,7 +8,7 @@ use tritmill_queue::{
 
 use crate::{
     engine_thread::Report,
-    worker::{Committed, WorkerError},
+    worker::{committed::Committed, error::WorkerError},
 };
 
 /// The result of a call of store or dispatcher.
@@ -127,21 +127,21 @@ pub(in crate::worker) struct Pulled {
     pub deliveries: Answer<Vec<Delivery>>,
 }
 
-/// A claim, whether its job streams, and its engine request or the reason why the job has no
-/// request.
+/// A claim, whether its job streams, and its engine requests, one for each prompt, or the reason why the job has
+/// none.
 #[derive(Debug)]
 pub(in crate::worker) struct Prepared {
     pub held: ClaimRef,
     pub stream: bool,
-    pub request: Result<Box<Request>, JobError>,
+    pub requests: Result<Vec<Request>, JobError>,
 }
 
-/// A request for the engine of a device.
+/// The requests of a job for the engine of a device.
 #[derive(Debug)]
 pub(in crate::worker) struct Submission {
     pub device: usize,
     pub held: ClaimRef,
-    pub request: Box<Request>,
+    pub requests: Vec<Request>,
     /// Whether to report text as it is generated.
     pub stream: bool,
 }

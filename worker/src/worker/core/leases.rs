@@ -1,14 +1,14 @@
 //! Renews the leases of everything in flight, three times in the length of a lease, and stops work
 //! before its lease ends.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tritmill_queue::ClaimRef;
 
 use super::{
-    Core,
     in_flight::Disposition,
     io::{Answer, Command},
+    state::Core,
 };
 
 /// The reason why the work of a claim must stop.
@@ -18,33 +18,6 @@ enum Loss {
     Taken,
     /// The store was not reached in time; the claim may still be valid.
     NotRenewed,
-}
-
-/// When to renew, and the renewal without an answer.
-#[derive(Debug)]
-pub(super) struct Renewals {
-    period: Duration,
-    due_at: Instant,
-    /// The claims that are being renewed, in ascending order, and the time of the call.
-    call: Option<(Vec<ClaimRef>, Instant)>,
-}
-
-impl Renewals {
-    /// Leases start with their claims, so the first renewal is due a period from `now`.
-    pub fn new(lease: Duration, now: Instant) -> Self {
-        let period = period(lease);
-        Self { period, due_at: now + period, call: None }
-    }
-
-    /// Returns the time of the next renewal.
-    pub fn due_at(&self) -> Instant {
-        self.due_at
-    }
-}
-
-/// Returns the time between two renewals; an answer is useless after it.
-pub(in crate::worker) fn period(lease: Duration) -> Duration {
-    (lease / 3).max(Duration::from_millis(1))
 }
 
 impl Core {

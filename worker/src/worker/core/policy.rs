@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::worker::Mode;
+use crate::worker::config::Mode;
 
 /// Time limit of a service's shutdown: an unreachable store must not delay the exit.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ pub(in crate::worker) struct Policy {
 
 impl Policy {
     /// Returns the policy of a mode, for claims with this lease.
-    pub fn of(mode: Mode, lease: Duration) -> Self {
+    pub fn for_mode(mode: Mode, lease: Duration) -> Self {
         match mode {
             Mode::Service => Self {
                 feeds_itself: false,

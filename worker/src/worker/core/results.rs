@@ -3,14 +3,14 @@
 use tritmill_queue::{ClaimRef, Delivery, JobEvent, Outcome, Settled};
 
 use super::{
-    Core, FLUSH_COUNT, FLUSH_WAIT,
     in_flight::{Disposition, EndedClaim},
     io::{Answer, Command},
+    state::{Core, FLUSH_COUNT, FLUSH_WAIT},
 };
 use crate::{
     engine_thread::End,
     translate,
-    worker::{Committed, WorkerError},
+    worker::{committed::Committed, error::WorkerError},
 };
 
 impl Core {
@@ -82,6 +82,7 @@ impl Core {
             }
         };
         self.backoff.reset();
+        self.metrics.store_answered();
         let ended = self.in_flight.take_committed();
         let report = self.report(&ended, &settled);
         for Settled { id, state } in &settled {

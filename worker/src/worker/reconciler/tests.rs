@@ -3,7 +3,7 @@
 use tritmill_queue::{
     Claimant, Delivery, Job, Priority, Prompt, Sampling, Tenant,
     dispatch::{Demand, MemoryDispatcher, Pull, Quotas},
-    store::{SqliteStore, workers::Leads},
+    store::{SqliteStore, workers::Leadership},
 };
 
 use super::*;
@@ -33,7 +33,12 @@ async fn reconciler(store: Arc<SqliteStore>, bound: usize) -> (Reconciler, Arc<M
         dispatcher: dispatcher.clone(),
         metrics: Arc::default(),
         queue: job().queue,
-        directive: watch::channel(Directive { drain: false, paused: false, leads: Leads::ALL }).1,
+        directive: watch::channel(Directive {
+            drain: false,
+            paused: false,
+            leads: Leadership::ALL,
+        })
+        .1,
         low: 4,
         cursor: None,
         due: HashMap::new(),
@@ -109,7 +114,7 @@ async fn worker_that_dies_while_it_refills_closes_no_empty_queue() {
     let missing = dispatcher.missing(&reconciler.queue).await.expect("missing");
     assert_eq!(missing, Some(Missing { refilling: true, ..Missing::default() }));
     // A single job fits an empty queue, whatever its quota.
-    let ask = Demand::of(&[job().entry()]).remove(0);
+    let ask = Demand::by_queue(&[job().entry()]).remove(0);
     let quotas = Quotas { tokens: Some(0), ..Quotas::default() };
     dispatcher.admit(&ask, &quotas).await.expect("room");
     reconciler.round().await.expect("a round");
@@ -130,7 +135,7 @@ async fn lost_queue_is_refilled_by_priority_and_tenant_while_admission_counts_th
     let store = store(&folder, &jobs).await;
     let (mut reconciler, dispatcher) = reconciler(store.clone(), 1000).await;
     let queue = reconciler.queue.clone();
-    let ask = Demand::of(&[job().entry(), job().entry()]).remove(0);
+    let ask = Demand::by_queue(&[job().entry(), job().entry()]).remove(0);
     let quotas = Quotas::default();
     dispatcher.admit(&ask, &quotas).await.expect("nothing is known yet");
     reconciler.round().await.expect("a round");

@@ -6,18 +6,22 @@ use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
 };
-use tritmill_queue::{Claim, Claimant, Delivery, ErrorKind, JobError, Pull, StoreError};
+use tritmill_queue::{
+    Claim, Claimant, Delivery, ErrorKind, FinishedAttempt, JobError, Outcome, Pull, Settled, Store,
+    StoreError,
+};
 
 use super::CallEnd;
 use crate::{
     served::ServedModel,
     translate,
     worker::{
-        Worker, WorkerError,
         core::{
             io::{Answer, Command, Commit, Feed, Input, Prepared, PullPlan, Pulled},
             renewal_period,
         },
+        error::WorkerError,
+        setup::Worker,
     },
 };
 
@@ -173,10 +177,43 @@ pub(super) async fn commit(worker: Arc<Worker>, limit: Duration, commit: Commit)
         }
         match commit.finished.as_slice() {
             [] => Ok(Vec::new()),
-            finished => within(limit, store.finish(finished)).await,
+            finished => record(&**store, limit, finished).await,
         }
     };
     (Input::Committed(settled.await), permit)
+}
+
+/// Records results. If the store refuses a value, it gets them one by one, and an error instead of the refused ones.
+async fn record(
+    store: &dyn Store,
+    limit: Duration,
+    finished: &[FinishedAttempt],
+) -> Answer<Vec<Settled>> {
+    match within(limit, store.finish(finished)).await {
+        Err(WorkerError::Store(StoreError::InvalidValue { .. })) => {}
+        settled => return settled,
+    }
+    let mut settled = Vec::with_capacity(finished.len());
+    for one in finished {
+        let error = match within(limit, store.finish(std::slice::from_ref(one))).await {
+            Ok(recorded) => {
+                settled.extend(recorded);
+                continue;
+            }
+            Err(WorkerError::Store(error @ StoreError::InvalidValue { .. })) => error,
+            Err(other) => return Err(other),
+        };
+        tracing::error!(job = %one.claim.id, %error, "its result is refused by the database");
+        let error = JobError::new(ErrorKind::InvalidRequest, "not_storable", error.to_string());
+        let instead = FinishedAttempt { outcome: Outcome::Error(error), ..one.clone() };
+        match within(limit, store.finish(&[instead])).await {
+            Ok(recorded) => settled.extend(recorded),
+            // Its lease expires, and it counts as lost.
+            Err(WorkerError::Store(StoreError::InvalidValue { .. })) => {}
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(settled)
 }
 
 /// Turns claims into requests on a thread for blocking work. A prompt that takes longer than `limit`,
@@ -189,9 +226,9 @@ async fn prepare(served: &Arc<ServedModel>, claims: Vec<Claim>, limit: Duration)
         let (served, rest, first) = (Arc::clone(served), Arc::clone(&claims), done.len());
         tokio::task::spawn_blocking(move || {
             for claim in &rest[first..] {
-                let request = translate::request(&served, claim).map(Box::new);
+                let requests = translate::requests(&served, claim);
                 let (held, stream) = (claim.claim_ref(), claim.job.stream);
-                if sender.blocking_send(Prepared { held, stream, request }).is_err() {
+                if sender.blocking_send(Prepared { held, stream, requests }).is_err() {
                     return;
                 }
             }
@@ -202,7 +239,7 @@ async fn prepare(served: &Arc<ServedModel>, claims: Vec<Claim>, limit: Duration)
         if let Some(claim) = claims.get(done.len()) {
             let (held, stream) = (claim.claim_ref(), claim.job.stream);
             tracing::error!(job = %held.id, "its prompt cannot be prepared");
-            done.push(Prepared { held, stream, request: Err(unprepared(limit)) });
+            done.push(Prepared { held, stream, requests: Err(unprepared(limit)) });
         }
     }
     done

@@ -53,7 +53,8 @@ fn second_load_reads_what_the_first_one_packed() {
         for format in [Format::I2S, Format::Tl1, Format::Tl2] {
             for head in [HeadMode::Exact, HeadMode::Full, HeadMode::Q8] {
                 let first = load_all(&folder, format, head);
-                let file = PackedFile::of(&first.model, format, head).expect("a model in files");
+                let file =
+                    PackedFile::locate(&first.model, format, head).expect("a model in files");
                 let model = open(&folder);
                 let second = file.read(&model, format, head).expect("an intact file");
                 let second = second.expect("a file of this model");
@@ -81,7 +82,7 @@ fn changed_model_is_packed_again() {
     let weights = folder.path().join("model.safetensors");
     fs::write(&weights, fs::read(&weights).expect("weights")).expect("written");
     let model = open(&folder);
-    let file = PackedFile::of(&model, Format::I2S, HeadMode::Exact).expect("a model in files");
+    let file = PackedFile::locate(&model, Format::I2S, HeadMode::Exact).expect("a model in files");
     assert!(file.read(&model, Format::I2S, HeadMode::Exact).expect("intact").is_none());
     load_all(&folder, Format::I2S, HeadMode::Exact);
     assert_ne!(kept(&folder), first);
@@ -95,7 +96,7 @@ fn changed_model_is_packed_again() {
     fs::write(&config, changed).expect("written");
     let model = open(&folder);
     recall_fingerprint(&model, Format::I2S, HeadMode::Exact);
-    let file = PackedFile::of(&model, Format::I2S, HeadMode::Exact).expect("a model in files");
+    let file = PackedFile::locate(&model, Format::I2S, HeadMode::Exact).expect("a model in files");
     assert!(file.read(&model, Format::I2S, HeadMode::Exact).expect("intact").is_none());
 }
 
@@ -106,7 +107,7 @@ fn model_that_changes_while_it_is_packed_is_not_kept() {
     let weights = Weights::load(Arc::clone(&model), Format::I2S, HeadMode::Full).expect("good");
     let path = folder.path().join("model.safetensors");
     fs::write(&path, fs::read(&path).expect("weights")).expect("written");
-    let file = PackedFile::of(&model, Format::I2S, HeadMode::Full).expect("a model in files");
+    let file = PackedFile::locate(&model, Format::I2S, HeadMode::Full).expect("a model in files");
     assert!(!file.write(&weights).expect("it can be written"));
     assert!(kept(&folder).is_empty());
 }
@@ -119,7 +120,7 @@ fn any_damage_is_noticed_and_mended() {
     let (path, _) = kept(&folder).pop_first().expect("a file");
     let good = fs::read(&path).expect("its bytes");
     let model = open(&folder);
-    let file = PackedFile::of(&model, format, head).expect("a model in files");
+    let file = PackedFile::locate(&model, format, head).expect("a model in files");
     let is_used = |bytes: &[u8]| {
         fs::write(&path, bytes).expect("written");
         file.read(&model, format, head).is_ok()
@@ -172,7 +173,7 @@ fn file_that_another_process_writes_is_left_alone() {
     let folder = folder("bitnet-tiny");
     let (format, head) = (Format::I2S, HeadMode::Full);
     let weights = Weights::load(open(&folder), format, head).expect("a good model");
-    let file = PackedFile::of(&weights.model, format, head).expect("a model in files");
+    let file = PackedFile::locate(&weights.model, format, head).expect("a model in files");
     fs::create_dir(folder.path().join(FOLDER)).expect("a folder");
     let temporary = file.path.with_extension("tmp");
     let other = File::create(&temporary).expect("a file");

@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::SCREEN_SHARE;
 use crate::{
-    backend::cpu::packed_file::{Damaged, PackedReader, Sections},
+    backend::cpu::sections::{Damaged, PackedReader, Sections},
     files::Dense,
     formats::memory::AlignedBytes,
     kernels::{
@@ -15,6 +14,9 @@ use crate::{
     },
 };
 
+/// A screen finds at most `1 / SCREEN_SHARE` of the vocabulary. A neighbourhood of head rows with a larger
+/// share of candidates is computed as a whole.
+pub(in crate::backend) const SCREEN_SHARE: usize = 8;
 /// Smallest vocabulary that is screened. The whole head of a smaller one is fast enough.
 const VOCAB_MIN: usize = 512;
 /// Most hidden rows for which both digits are first multiplied by the six-bit copy. For two rows, this
@@ -35,11 +37,11 @@ pub struct Screen {
     pub(super) scales: Vec<f32>,
     pub(super) row_stats: RowStatsArrays,
     /// The high six bits, on machines with a kernel for them.
-    pub(super) six: Option<Six>,
+    pub(super) six: Option<SixBitCopy>,
 }
 
 /// The high six bits of the copy. // (vocab, six::size(stride))
-pub(super) struct Six {
+pub(super) struct SixBitCopy {
     rows: AlignedBytes,
     pub(super) row_stats: RowStatsArrays,
 }
@@ -66,7 +68,7 @@ pub(super) struct RowStatsArrays {
 
 impl Screen {
     /// Copies a matrix; `None` if it cannot be screened.
-    pub fn of(dense: Dense<'_>) -> Option<Self> {
+    pub fn from_dense(dense: Dense<'_>) -> Option<Self> {
         if !can_screen(dense) {
             return None;
         }
@@ -84,7 +86,8 @@ impl Screen {
             )
             .collect();
         let scales: Vec<f32> = row_stats.iter().map(|row| row.scale).collect();
-        let six = screen::machine_has_six().then(|| Six::of(dense, &rows, stride, &scales));
+        let six =
+            screen::machine_has_six().then(|| SixBitCopy::pack(dense, &rows, stride, &scales));
         Some(Self { rows, stride, scales, row_stats: RowStatsArrays::new(&row_stats), six })
     }
 
@@ -111,14 +114,14 @@ impl Screen {
         let six = match screen::machine_has_six() {
             true => {
                 let rows = from.aligned(six::size(dense.rows * stride))?;
-                Some(Six { rows, row_stats: RowStatsArrays::read(dense.rows, from)? })
+                Some(SixBitCopy { rows, row_stats: RowStatsArrays::read(dense.rows, from)? })
             }
             false => None,
         };
         Ok(Some(Self { rows, stride, scales, row_stats, six }))
     }
 
-    /// Returns the memory in bytes that [`Self::of`] would take.
+    /// Returns the memory in bytes that [`Self::from_dense`] would take.
     pub fn size_for(dense: Dense<'_>) -> usize {
         if !can_screen(dense) {
             return 0;
@@ -142,7 +145,7 @@ impl Screen {
     }
 
     /// Returns the six-bit copy, if `n` hidden rows are multiplied by it first.
-    pub(super) fn six(&self, isa: Isa, n: usize) -> Option<&Six> {
+    pub(super) fn six(&self, isa: Isa, n: usize) -> Option<&SixBitCopy> {
         self.six.as_ref().filter(|_| n <= SIX_BIT_ROWS_MAX && screen::has_six(isa))
     }
 
@@ -192,9 +195,9 @@ impl RowStatsArrays {
     }
 }
 
-impl Six {
+impl SixBitCopy {
     /// Packs the high six bits of an int8 copy `(vocab, stride)` of a head.
-    fn of(dense: Dense<'_>, int8: &[u8], stride: usize, scales: &[f32]) -> Self {
+    fn pack(dense: Dense<'_>, int8: &[u8], stride: usize, scales: &[f32]) -> Self {
         let mut rows = AlignedBytes::zeroed(six::size(int8.len()));
         let packed =
             rows.par_chunks_exact_mut(six::size(stride)).zip(int8.par_chunks_exact(stride));

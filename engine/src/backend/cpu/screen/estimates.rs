@@ -3,13 +3,17 @@
 use std::ops::Range;
 
 use super::{
-    Screen, ScreenInput,
-    copies::{ROUND_UP, Six},
+    copies::{ROUND_UP, Screen, SixBitCopy},
     search::Search,
 };
 use crate::{
-    backend::{ScaledNoise, cpu::buffers::Scratch},
-    kernels::screen::{self, Bounds, DigitRow, Digits, Products, RangeNoise},
+    backend::cpu::{buffers::Scratch, head::Head},
+    kernels::{
+        Isa,
+        float::FloatKernels,
+        screen::{self, Bounds, DigitRow, Digits, Products, RangeNoise},
+    },
+    sampling::{GumbelNoise, Largest},
 };
 
 /// More than the relative rounding of noise to f32, and of its sum with a logit.
@@ -20,6 +24,17 @@ const NOISE_ROUNDING: f32 = 1e-6;
 /// doubled for safety, and includes the rounding of scales and bounds to f32.
 fn rounding(len: usize) -> f64 {
     (len.div_ceil(16) + 32) as f64 * f64::from(f32::EPSILON)
+}
+
+/// Hidden rows to find tokens for, and the head.
+pub struct ScreenInput<'a> {
+    pub head: &'a Head,
+    pub kernels: &'a FloatKernels,
+    pub isa: Isa,
+    /// The hidden rows, after the norm. // (rows, hidden)
+    pub xs: &'a [f32],
+    /// The tokens to find for each row. // (rows,)
+    pub questions: &'a [Largest],
 }
 
 /// Estimates logits and bounds their errors.
@@ -48,7 +63,7 @@ impl<'a> Estimates<'a> {
         scratch: &mut Scratch,
     ) {
         let Self { screen, input, .. } = *self;
-        let (n, count) = (input.rankings.len(), range.len());
+        let (n, count) = (input.questions.len(), range.len());
         let Scratch { sums: dots, floats: estimates, positions, candidates, .. } = scratch;
         let six = screen.six(input.isa, n);
         dots.resize(count * 2 * n, 0);
@@ -56,12 +71,12 @@ impl<'a> Estimates<'a> {
             self.multiply(range.clone(), dots);
         }
         estimates.resize(count, 0.0);
-        for (row, (ranking, search)) in input.rankings.iter().zip(searches).enumerate() {
+        for (row, (question, search)) in input.questions.iter().zip(searches).enumerate() {
             let bounds = match six {
                 Some(six) => self.estimate_six(six, row, range.clone(), dots, estimates),
                 None => self.estimate_first(row, range.clone(), dots, estimates),
             };
-            let (threshold, noise) = (search.threshold(), ranking.noise);
+            let (threshold, noise) = (search.threshold(), question.noise);
             let of_range = noise.map(|noise| RangeNoise::new(noise, range.start));
             let of_range = of_range.as_ref();
             keep(row, estimates);
@@ -72,7 +87,7 @@ impl<'a> Estimates<'a> {
             candidates.reserve(count);
             let refined = positions.iter().map(|&j| {
                 let token = range.start + j;
-                let refined = if six.is_none() && ranking.keeps {
+                let refined = if six.is_none() && question.others_follow {
                     (token, estimates[j], bounds.at(j))
                 } else {
                     self.refined(row, token, six.is_none().then(|| dots[row * count + j]))
@@ -95,13 +110,13 @@ impl<'a> Estimates<'a> {
     pub fn multiply(&self, range: Range<usize>, dots: &mut [i32]) {
         let Self { screen, digits, input } = *self;
         let (isa, count, head_rows) = (input.isa, range.len(), screen.rows(range));
-        let (first, second) = dots.split_at_mut(input.rankings.len() * count);
+        let (first, second) = dots.split_at_mut(input.questions.len() * count);
         screen::dots(isa, head_rows, digits, first);
         let mut end = 0;
-        for run in input.rankings.chunk_by(|a, b| a.keeps == b.keeps) {
+        for run in input.questions.chunk_by(|a, b| a.others_follow == b.others_follow) {
             let rows = end..end + run.len();
             end = rows.end;
-            if run[0].keeps {
+            if run[0].others_follow {
                 let out = &mut second[rows.start * count..rows.end * count];
                 screen::second_dots(isa, head_rows, digits, rows, out);
             }
@@ -109,7 +124,12 @@ impl<'a> Estimates<'a> {
     }
 
     /// Returns the error bounds of a row's first estimates if it keeps them: of six bits, or of the whole int8.
-    pub fn kept_bounds(&self, six: Option<&'a Six>, row: usize, range: Range<usize>) -> Bounds<'a> {
+    pub fn kept_bounds(
+        &self,
+        six: Option<&'a SixBitCopy>,
+        row: usize,
+        range: Range<usize>,
+    ) -> Bounds<'a> {
         let digit_row = &self.digits.rows()[row];
         let factors = self.factors(digit_row, digit_row.error);
         six.map_or(&self.screen.row_stats, |six| &six.row_stats).bounds(range, factors)
@@ -125,7 +145,8 @@ impl<'a> Estimates<'a> {
         out: &mut [f32],
     ) -> Bounds<'a> {
         let Self { screen, digits, input } = *self;
-        let (count, n, keeps) = (range.len(), input.rankings.len(), input.rankings[row].keeps);
+        let (count, n, keeps) =
+            (range.len(), input.questions.len(), input.questions[row].others_follow);
         let of = |row: usize| &dots[row * count..(row + 1) * count];
         let (first, second) = (of(row), keeps.then(|| of(n + row)));
         let (scales, sums) = (&screen.scales[range.clone()], &screen.row_stats.sums[range.clone()]);
@@ -142,7 +163,7 @@ impl<'a> Estimates<'a> {
     /// `dots` is scratch.
     pub fn estimate_six(
         &self,
-        six: &'a Six,
+        six: &'a SixBitCopy,
         row: usize,
         range: Range<usize>,
         dots: &mut [i32],
@@ -184,7 +205,7 @@ impl<'a> Estimates<'a> {
 
 /// Adds its noise to a token's estimate, and the roundings of that to the bound.
 fn with_noise(
-    noise: &ScaledNoise,
+    noise: &GumbelNoise,
     (token, estimate, bound): (usize, f32, f32),
 ) -> (usize, f32, f32) {
     let added = noise.add_to(token as u32, 0.0) as f32;

@@ -1,13 +1,14 @@
-//! The search for the first tokens of a row's ranking, by values: logits, or logits with noise. Several threads add estimates to it in any order.
+//! The search for the first tokens of a row's question, by values: logits, or logits with noise. Several threads add estimates to it in any order.
 
 use std::sync::{
     Mutex, PoisonError,
     atomic::{AtomicU32, Ordering},
 };
 
-use super::TASK_ROWS;
-use crate::backend::Ranking;
+use crate::sampling::Largest;
 
+/// Head rows that a task estimates.
+pub(super) const TASK_ROWS: usize = 192;
 /// Smallest length of the list at which candidates that later ones have ruled out are removed.
 const CANDIDATES_MIN: usize = 64;
 /// More than the relative rounding of a difference.
@@ -61,9 +62,9 @@ impl State {
 }
 
 impl Search {
-    /// Starts a search for the first tokens of a ranking.
-    pub fn reset(&mut self, ranking: &Ranking) {
-        let Ranking { count, within, .. } = *ranking;
+    /// Starts a search for the first tokens of a question.
+    pub fn reset(&mut self, question: &Largest) {
+        let Largest { count, within, .. } = *question;
         *self.threshold.get_mut() = f32::NEG_INFINITY.to_bits();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         (state.count, state.within) = (count, within);
@@ -121,7 +122,7 @@ mod tests {
             within in prop_oneof![Just(0.0f32), 0.0f32..9.0],
         ) {
             let mut search = Search::default();
-            search.reset(&Ranking { within, ..Ranking::largest(count) });
+            search.reset(&Largest { within, ..Largest::logits(count) });
             let estimates: Vec<(usize, f32, f32)> = logits
                 .iter()
                 .enumerate()
@@ -148,7 +149,7 @@ mod tests {
     fn all_of_fewer_tokens_than_asked_for_are_found() {
         for count in 3..6 {
             let mut search = Search::default();
-            search.reset(&Ranking::largest(count));
+            search.reset(&Largest::logits(count));
             search.add([(7, 1.0, 0.5), (2, 3.0, 0.0), (5, -1.0, 0.0)].into_iter());
             assert!(search.finish().eq([2, 5, 7]), "{count}");
         }

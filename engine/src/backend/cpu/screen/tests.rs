@@ -1,10 +1,15 @@
 //! Screened logits compared with the whole head.
 
-use super::{super::HeadMode, *};
+use super::{
+    super::{HeadMode, head::Head},
+    copies::can_screen,
+    *,
+};
 use crate::{
-    backend::{Above, Logits, Noise, Rest, ScaledNoise, logits},
+    backend::Logits,
     files::{Dense, DenseType},
-    kernels::screen::six,
+    kernels::{Isa, float::FloatKernels, screen::six},
+    sampling::{GumbelNoise, LogitsRow as _, Remainder, Threshold},
 };
 
 const VOCAB: usize = 700;
@@ -17,12 +22,12 @@ fn wave(i: usize) -> f32 {
 fn head(weights: &[f32], mode: HeadMode) -> Head {
     let bytes = bytemuck::cast_slice(weights);
     let rows = weights.len() / WIDTH;
-    Head::of(Dense { dtype: DenseType::F32, rows, cols: WIDTH, bytes }, mode, || {})
+    Head::from_dense(Dense { dtype: DenseType::F32, rows, cols: WIDTH, bytes }, mode, || {})
 }
 
-/// Returns the logits of the whole head, and the logits that the screen computes for a ranking of each row.
-fn both(isa: Isa, weights: &[f32], xs: &[f32], rankings: &[Ranking]) -> (Vec<f32>, Vec<f32>) {
-    let (whole, lists, _) = found(isa, weights, xs, rankings, None);
+/// Returns the logits of the whole head, and the logits that the screen computes for a question of each row.
+fn both(isa: Isa, weights: &[f32], xs: &[f32], questions: &[Largest]) -> (Vec<f32>, Vec<f32>) {
+    let (whole, lists, _) = found(isa, weights, xs, questions, None);
     let mut screened = vec![f32::NEG_INFINITY; whole.len()];
     for (list, screened) in lists.iter().zip(screened.chunks_exact_mut(VOCAB)) {
         list.iter().for_each(|found| screened[found.id as usize] = found.logit);
@@ -30,39 +35,39 @@ fn both(isa: Isa, weights: &[f32], xs: &[f32], rankings: &[Ranking]) -> (Vec<f32
     (whole, screened)
 }
 
-/// Returns the logits of the whole head, what the screen finds for a ranking of each row, and with `above` what it finds
+/// Returns the logits of the whole head, what the screen finds for a question of each row, and with a threshold what it finds
 /// after that in each row that keeps its estimates.
 #[expect(clippy::type_complexity, reason = "results to take apart")]
 fn found(
     isa: Isa,
     weights: &[f32],
     xs: &[f32],
-    rankings: &[Ranking],
-    above: Option<Above>,
-) -> (Vec<f32>, Vec<Vec<TokenLogit>>, Vec<Option<(Rest, Vec<TokenLogit>)>>) {
+    questions: &[Largest],
+    threshold: Option<Threshold>,
+) -> (Vec<f32>, Vec<Vec<TokenLogit>>, Vec<Option<(Remainder, Vec<TokenLogit>)>>) {
     let (n, vocab) = (xs.len() / WIDTH, weights.len() / WIDTH);
-    let kernels = FloatKernels::of(isa).expect("the ISA is available");
+    let kernels = FloatKernels::for_isa(isa).expect("the ISA is available");
     let (head, mut scratch) = (head(weights, HeadMode::Exact), Vec::new());
     let mut whole = vec![0.0; n * vocab];
     for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(vocab)) {
         head.logits(kernels, 0, vocab, x, &mut scratch, logits);
     }
-    let input = ScreenInput { head: &head, kernels, isa, xs, rankings };
+    let input = ScreenInput { head: &head, kernels, isa, xs, questions };
     let screen = head.screen().expect("the vocabulary is large enough");
     let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
     let mut logits = Logits::default();
     logits.clear(vocab);
-    logits.lay_out(rankings.iter().map(|_| false));
-    let kept = logits.keep(rankings.iter().map(|ranking| ranking.keeps));
+    logits.lay_out(questions.iter().map(|_| false));
+    let kept = logits.keep(questions.iter().map(|question| question.others_follow));
     screen.largest(&input, kept, &mut pool, &mut state);
     let lists: Vec<Vec<TokenLogit>> = state.found().map(<[_]>::to_vec).collect();
     assert_eq!(lists.len(), n);
     let mut ascending = lists.iter();
     assert!(ascending.all(|list| list.is_sorted_by(|a, b| a.id < b.id)), "without duplicates");
     let further = |row| {
-        let (kept, rankings) = (logits.kept(row)?, &[Ranking::largest(1)]);
-        let input = ScreenInput { xs: kept.hidden, rankings, ..input };
-        let rest = screen.above(&input, kept, above?, &mut pool, &mut state)?;
+        let (kept, questions) = (logits.row(row).1?, &[Largest::logits(1)]);
+        let input = ScreenInput { xs: kept.hidden, questions, ..input };
+        let rest = screen.at_least(&input, kept, threshold?, &mut pool, &mut state)?;
         Some((rest, state.found().flatten().copied().collect()))
     };
     let further = (0..n).map(further).collect();
@@ -76,12 +81,12 @@ fn logits_of_given_tokens_are_those_of_the_whole_head() {
     let spread: Vec<u32> = (0..VOCAB as u32).step_by(97).collect();
     let close: Vec<u32> = (60..90).collect();
     for isa in isas() {
-        let kernels = FloatKernels::of(isa).expect("the ISA is available");
+        let kernels = FloatKernels::for_isa(isa).expect("the ISA is available");
         let head = head(&weights, HeadMode::Exact);
         let mut whole = vec![0.0; VOCAB];
         head.logits(kernels, 0, VOCAB, &x, &mut Vec::new(), &mut whole);
-        let rankings = &[Ranking::largest(1)];
-        let input = ScreenInput { head: &head, kernels, isa, xs: &x, rankings };
+        let questions = &[Largest::logits(1)];
+        let input = ScreenInput { head: &head, kernels, isa, xs: &x, questions };
         let screen = head.screen().expect("the vocabulary is large enough");
         let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
         for tokens in [&spread, &close] {
@@ -95,22 +100,28 @@ fn logits_of_given_tokens_are_those_of_the_whole_head() {
 
 /// Checks every row for the largest logits; returns the number of computed logits.
 fn check(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> usize {
-    check_rankings(isa, weights, xs, &vec![Ranking::largest(count); xs.len() / WIDTH])
+    check_questions(isa, weights, xs, &vec![Largest::logits(count); xs.len() / WIDTH])
 }
 
 /// Checks every row; returns the number of computed logits.
-fn check_rankings(isa: Isa, weights: &[f32], xs: &[f32], rankings: &[Ranking]) -> usize {
-    let (whole, screened) = both(isa, weights, xs, rankings);
+fn check_questions(isa: Isa, weights: &[f32], xs: &[f32], questions: &[Largest]) -> usize {
+    let (whole, screened) = both(isa, weights, xs, questions);
     let mut computed = 0;
     let rows = whole.chunks_exact(VOCAB).zip(screened.chunks_exact(VOCAB));
-    for ((whole, screened), ranking) in rows.zip(rankings) {
+    for ((whole, screened), question) in rows.zip(questions) {
         for (token, (exact, found)) in whole.iter().zip(screened).enumerate() {
             let is_same = found.to_bits() == exact.to_bits();
             assert!(is_same || *found == f32::NEG_INFINITY, "token {token}");
             computed += usize::from(is_same);
         }
-        for TokenLogit { id, logit } in logits::first(whole, ranking) {
-            assert_eq!(screened[id as usize].to_bits(), logit.to_bits(), "token {id}, {ranking:?}");
+        let mut first = Vec::new();
+        let Ok(()) = whole.to_vec().largest(question, &mut first);
+        for TokenLogit { id, logit } in first {
+            assert_eq!(
+                screened[id as usize].to_bits(),
+                logit.to_bits(),
+                "token {id}, {question:?}"
+            );
         }
     }
     computed
@@ -159,7 +170,7 @@ fn outliers_zeros_nan_and_infinity_do_not_change_the_result() {
         xs[2 * WIDTH + 1] = 1e9;
         xs[3 * WIDTH + 1] = f32::NAN;
         xs[4 * WIDTH + 1] = f32::INFINITY;
-        let (whole, screened) = both(isa, &weights, &xs, &[Ranking::largest(1); 6]);
+        let (whole, screened) = both(isa, &weights, &xs, &[Largest::logits(1); 6]);
         for (token, (whole, screened)) in whole.iter().zip(&screened).enumerate() {
             let same = whole.to_bits() == screened.to_bits() || whole.is_nan() && screened.is_nan();
             assert!(same || *screened == f32::NEG_INFINITY, "token {token}");
@@ -183,13 +194,12 @@ fn tokens_with_the_largest_noise_are_found_and_few_others_are_computed() {
             for position in 0..20 {
                 let xs: Vec<f32> =
                     (0..n * WIDTH).map(|i| wave(i + 31 * position) * factor).collect();
-                let ranking = |row| {
-                    let noise = Noise::of(1, row, position as u64);
-                    let noise = Some(ScaledNoise { noise, temperature });
-                    Ranking { noise, ..Ranking::largest(1 + position % 3) }
+                let question = |row| {
+                    let noise = Some(GumbelNoise::new(1, row, position as u64, temperature));
+                    Largest { noise, ..Largest::logits(1 + position % 3) }
                 };
-                let rankings: Vec<Ranking> = (0..n as u32).map(ranking).collect();
-                computed += check_rankings(isa, &weights, &xs, &rankings);
+                let questions: Vec<Largest> = (0..n as u32).map(question).collect();
+                computed += check_questions(isa, &weights, &xs, &questions);
             }
             assert!(computed < 20 * n * VOCAB / 8, "{isa}, {n} rows, {temperature}: {computed}");
         }
@@ -202,9 +212,9 @@ fn tokens_within_a_distance_of_the_largest_are_found() {
     for isa in isas() {
         let xs: Vec<f32> = (0..7 * WIDTH).map(|i| wave(i + 5) * 2.0).collect();
         for within in [0.0, 1e-3, 1.0, 7.5, 1e9, f32::INFINITY] {
-            let rankings = [1, 2, 40].map(|count| Ranking { within, ..Ranking::largest(count) });
-            for rankings in [&rankings[..1], &[&rankings[..], &rankings[..]].concat()] {
-                check_rankings(isa, &weights, &xs[..rankings.len() * WIDTH], rankings);
+            let questions = [1, 2, 40].map(|count| Largest { within, ..Largest::logits(count) });
+            for questions in [&questions[..1], &[&questions[..], &questions[..]].concat()] {
+                check_questions(isa, &weights, &xs[..questions.len() * WIDTH], questions);
             }
         }
     }
@@ -220,8 +230,8 @@ fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
         let xs: Vec<f32> = (0..n * WIDTH).map(|i| wave(i + 3)).collect();
         // Rows that keep their estimates stand among others.
         let keeps = |row| n == 1 || row % 4 != 1;
-        let ranking = |row| Ranking { keeps: keeps(row), ..Ranking::largest(2) };
-        let rankings: Vec<Ranking> = (0..n).map(ranking).collect();
+        let question = |row| Largest { others_follow: keeps(row), ..Largest::logits(2) };
+        let questions: Vec<Largest> = (0..n).map(question).collect();
         for (temperature, logit, close) in [
             (1.0, 9.0, 0.0),
             (1.0, 9.0, 2.0),
@@ -230,8 +240,8 @@ fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
             (5.0, 8.0, 9.0),
             (1e-3, 7.9, 0.1),
         ] {
-            let above = Above { logit, close, temperature };
-            let (whole, _, further) = found(isa, &weights, &xs, &rankings, Some(above));
+            let threshold = Threshold { logit, close, temperature };
+            let (whole, _, further) = found(isa, &weights, &xs, &questions, Some(threshold));
             for (row, (whole, further)) in whole.chunks_exact(vocab).zip(further).enumerate() {
                 assert_eq!(further.is_some(), keeps(row), "row {row}");
                 let Some((rest, list)) = further else { continue };
@@ -255,8 +265,8 @@ fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
             }
         }
         for logit in [-1e9, 0.0] {
-            let most = Above { logit, close: 0.0, temperature: 1.0 };
-            let (_, _, further) = found(isa, &weights, &xs, &rankings, Some(most));
+            let most = Threshold { logit, close: 0.0, temperature: 1.0 };
+            let (_, _, further) = found(isa, &weights, &xs, &questions, Some(most));
             assert!(further.iter().all(Option::is_none), "all logits are faster than so many");
         }
     }

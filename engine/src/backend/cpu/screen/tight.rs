@@ -3,8 +3,15 @@
 //! By the inequality of Cauchy and Schwarz, an error reaches its bound where the vectors are parallel: the error `e` of a
 //! head row and the hidden row `x`, or the error `f` of a hidden row's digits and the head row `q`.
 
-use super::{super::HeadMode, tests::isas, *};
-use crate::files::{Dense, DenseType};
+use super::{
+    super::{HeadMode, head::Head},
+    tests::isas,
+    *,
+};
+use crate::{
+    files::{Dense, DenseType},
+    kernels::{Isa, float::FloatKernels},
+};
 
 /// Whole blocks of the six-bit copy.
 const WIDTH: usize = 256;
@@ -36,20 +43,20 @@ struct Estimated {
 
 /// Estimates the logit of a head row `w` and a hidden row `x`, among `n` hidden rows; each with its error bound.
 fn estimated(isa: Isa, w: &[f32], x: &[f32], n: usize) -> (f32, Estimated) {
-    estimated_for(isa, w, x, &vec![Ranking::largest(1); n])
+    estimated_for(isa, w, x, &vec![Largest::logits(1); n])
 }
 
-/// As [`estimated`], for a ranking of each hidden row.
-fn estimated_for(isa: Isa, w: &[f32], x: &[f32], rankings: &[Ranking]) -> (f32, Estimated) {
-    let n = rankings.len();
-    let kernels = FloatKernels::of(isa).expect("the ISA is available");
+/// As [`estimated`], for a question of each hidden row.
+fn estimated_for(isa: Isa, w: &[f32], x: &[f32], questions: &[Largest]) -> (f32, Estimated) {
+    let n = questions.len();
+    let kernels = FloatKernels::for_isa(isa).expect("the ISA is available");
     let (weights, xs) = (w.repeat(VOCAB), x.repeat(n));
     let bytes = bytemuck::cast_slice(&weights);
     let dense = Dense { dtype: DenseType::F32, rows: VOCAB, cols: WIDTH, bytes };
-    let head = Head::of(dense, HeadMode::Exact, || {});
+    let head = Head::from_dense(dense, HeadMode::Exact, || {});
     let mut logit = [0.0];
     head.logits(kernels, 3, 1, x, &mut Vec::new(), &mut logit);
-    let input = ScreenInput { head: &head, kernels, isa, xs: &xs, rankings };
+    let input = ScreenInput { head: &head, kernels, isa, xs: &xs, questions };
     let screen = head.screen().expect("the vocabulary is large enough");
     let mut digits = Digits::default();
     digits.set(isa, &xs, WIDTH);
@@ -161,9 +168,9 @@ fn estimates_that_are_kept_are_of_both_digits() {
     for (isa, first) in isas().flat_map(|isa| [(isa, true), (isa, false)]) {
         let keeps = [first, !first, first, first, !first];
         for n in 2..=5 {
-            let ranking = |keeps: &bool| Ranking { keeps: *keeps, ..Ranking::largest(1) };
-            let rankings: Vec<Ranking> = keeps[..n].iter().map(ranking).collect();
-            let (logit, Estimated { refined, first }) = estimated_for(isa, &w, &x, &rankings);
+            let question = |keeps: &bool| Largest { others_follow: *keeps, ..Largest::logits(1) };
+            let questions: Vec<Largest> = keeps[..n].iter().map(question).collect();
+            let (logit, Estimated { refined, first }) = estimated_for(isa, &w, &x, &questions);
             let is_same = first.0.to_bits() == refined.0.to_bits() && first.1 == refined.1;
             assert_eq!(is_same, keeps[n - 1], "{isa}, {n} rows: {first:?}, {refined:?}");
             assert!((logit - first.0).abs() <= first.1, "{isa}, {n} rows");
@@ -228,16 +235,16 @@ fn near_ties_against_the_estimates_are_found() {
         .collect();
     let bytes = bytemuck::cast_slice(&weights);
     let dense = Dense { dtype: DenseType::F32, rows: vocab, cols: WIDTH, bytes };
-    let head = Head::of(dense, HeadMode::Exact, || {});
+    let head = Head::from_dense(dense, HeadMode::Exact, || {});
     for (isa, n) in isas().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-        let kernels = FloatKernels::of(isa).expect("the ISA is available");
+        let kernels = FloatKernels::for_isa(isa).expect("the ISA is available");
         let xs = x.repeat(n);
-        let rankings = vec![Ranking::largest(1); n];
-        let input = ScreenInput { head: &head, kernels, isa, xs: &xs, rankings: &rankings };
+        let questions = vec![Largest::logits(1); n];
+        let input = ScreenInput { head: &head, kernels, isa, xs: &xs, questions: &questions };
         let (mut pool, mut state) = (Pool::new(None, 1), ScreenState::default());
         head.screen().expect("the vocabulary is large enough").largest(
             &input,
-            &mut Kept::default(),
+            &mut ScreenedRows::default(),
             &mut pool,
             &mut state,
         );

@@ -1,16 +1,14 @@
 //! Decodes that the device computes before they are asked for: taken where they are what is asked for, forgotten otherwise.
 
 use super::{
-    Backend, HeadMode, KvType, Limits, LogitsFor, Part,
+    Backend, HeadMode, KvType, Limits, LogitsFor, Part, SamplingParams, draws,
     equality::{check, on_cpu},
-    load, model, options, part, run, small, tokens,
+    load, model, options, part, row, run, small, tokens,
 };
 use crate::{
-    backend::{
-        LogitChange, Noise, PositionLogits, Ranking, ScaledNoise, TokenDraw,
-        cuda::step::CudaBackend, logits::first,
-    },
+    backend::{Asynchronous, PositionLogits, cuda::backend::CudaBackend},
     kv::BlockId,
+    sampling::{GumbelNoise, Largest, LogitsRow as _, TokenCounts, TokenLogit},
 };
 
 /// A sequence that draws with noise, or greedily.
@@ -28,12 +26,10 @@ impl Sequence {
         Self { tokens: tokens(length, index as u32), computed: 0, blocks, seed }
     }
 
-    fn ranking(&self) -> Ranking {
-        let noise = self.seed.map(|seed| ScaledNoise {
-            noise: Noise::of(seed, 0, self.tokens.len() as u64),
-            temperature: 1.0,
-        });
-        Ranking { noise, ..Ranking::largest(1) }
+    fn largest(&self) -> Largest {
+        let position = self.tokens.len() as u64;
+        let noise = self.seed.map(|seed| GumbelNoise::new(seed, 0, position, 1.0));
+        Largest { noise, ..Largest::logits(1) }
     }
 
     /// The next step's part: the tokens without keys, and a block for the position after them.
@@ -42,7 +38,7 @@ impl Sequence {
             tokens: self.tokens[self.computed..].to_vec(),
             position: self.computed,
             blocks: self.blocks[..=self.tokens.len() / 16].to_vec(),
-            logits: LogitsFor::Largest(self.ranking()),
+            logits: LogitsFor::Largest(self.largest()),
         }
     }
 
@@ -64,13 +60,17 @@ fn step(
     // The CPU runs the step again, which changes nothing, for its tokens.
     let mut logits = run(cpu, &parts);
     for (index, sequence) in sequences.iter_mut().enumerate() {
-        let (ranking, position) = (sequence.ranking(), logits.position(index));
+        let (largest, position) = (sequence.largest(), logits.position(index));
         let some = match position {
             PositionLogits::Largest(found) => found.to_vec(),
-            PositionLogits::All(all) => first(all, &ranking),
+            PositionLogits::All(all) => {
+                let mut found: Vec<TokenLogit> = Vec::new();
+                let Ok(()) = all.largest(&largest, &mut found);
+                found
+            }
             PositionLogits::Drawn(_) => unreachable!("no draw has filters"),
         };
-        let value = |token: &crate::backend::TokenLogit| match ranking.noise {
+        let value = |token: &TokenLogit| match largest.noise {
             Some(noise) => noise.add_to(token.id, token.logit),
             None => f64::from(token.logit),
         };
@@ -189,15 +189,15 @@ fn steps_without_logits_do_not_wait() {
     for (start, end) in [(0, 16), (16, 24), (24, 39)] {
         let parts = [part(&prompt[start..end], start, 0, LogitsFor::Nothing)];
         check("a part of the prompt", cpu.as_mut(), &mut cuda, &parts);
-        assert!(cuda.is_running());
+        assert!(Asynchronous::is_running(&mut cuda));
     }
     let last = [part(&prompt[39..], 39, 0, LogitsFor::Last)];
     check("the rest", cpu.as_mut(), &mut cuda, &last);
-    assert!(!cuda.is_running());
+    assert!(!Asynchronous::is_running(&mut cuda));
     check("the rest again", cpu.as_mut(), &mut cuda, &last);
     run(&mut cuda, &[part(&prompt[..9], 0, 3, LogitsFor::Nothing)]);
     cuda.wait().expect("the device works");
-    assert!(!cuda.is_running());
+    assert!(!Asynchronous::is_running(&mut cuda));
 }
 
 /// One sequence with penalties needs a pass in the next step, so that no decodes are begun, even of others.
@@ -206,11 +206,12 @@ fn nothing_is_begun_beside_penalties() {
     let model = model("bitnet-tiny");
     let options = options(KvType::F16, HeadMode::Exact);
     let Some(mut cuda) = load(&model, options, small()) else { return };
-    const CHANGES: &[LogitChange] = &[LogitChange { less: 0.5, ..LogitChange::none(7) }];
-    let draw = |position, changes: usize| {
-        let noise = ScaledNoise { noise: Noise::of(1, 0, position), temperature: 1.0 };
-        let draw = Some(TokenDraw { noise, top_k: 0, top_p: 1.0, min_p: 0.0 });
-        Ranking { draw, changes, counts_token: changes > 0, ..Ranking::largest(1) }
+    let draw = |position, frequency_penalty| {
+        let params = SamplingParams { seed: 1, frequency_penalty, ..Default::default() };
+        let params: &'static SamplingParams = Box::leak(Box::new(params));
+        let mut counts = TokenCounts::new(params, &[]);
+        counts.add(7);
+        LogitsFor::Draws(vec![row(params, Box::leak(Box::new(counts)), position)].leak())
     };
     let mut run_steps = |has_penalties: bool| {
         let mut tokens: Vec<u32> = (0..12).collect();
@@ -220,17 +221,17 @@ fn nothing_is_begun_beside_penalties() {
             let parts: Vec<Part> = rows
                 .zip(&tokens)
                 .map(|(row, token)| {
-                    let logits = match row == 5 && has_penalties {
-                        true => LogitsFor::Each(vec![draw(position, 1)].leak(), CHANGES),
-                        false => LogitsFor::Largest(draw(position, 0)),
-                    };
-                    part(&[*token], position as usize, row, logits)
+                    let penalty = if row == 5 && has_penalties { 0.5 } else { 0.0 };
+                    part(&[*token], position, row, draw(position, penalty))
                 })
                 .collect();
             let mut logits = run(&mut cuda, &parts);
             for (row, token) in tokens.iter_mut().enumerate() {
-                let PositionLogits::Drawn(drawn) = logits.position(row) else { panic!("no draw") };
-                *token = drawn.id;
+                *token = match logits.position(row) {
+                    PositionLogits::Drawn(drawn) => drawn.id,
+                    PositionLogits::Largest(found) => found[0].id,
+                    PositionLogits::All(_) => panic!("few are enough"),
+                };
             }
         }
         cuda.state.ahead.taken - before
@@ -247,12 +248,11 @@ fn drafts_beside_decodes_equal_the_cpus() {
     let options = options(KvType::F16, HeadMode::Exact);
     let Some(mut cuda) = load(&model, options, small()) else { return };
     let mut cpu = on_cpu(&model, options);
-    let noise = ScaledNoise { noise: Noise::of(3, 0, 5), temperature: 1.0 };
-    let largest = Ranking::largest(1);
-    let each: &'static [Ranking] =
-        Box::leak(Box::new([largest, Ranking { noise: Some(noise), ..largest }, largest]));
+    let greedy = || SamplingParams::greedy(1);
+    let drawn = SamplingParams { seed: 3, ..Default::default() };
+    let each = draws([greedy(), drawn, greedy()], 4);
     let prompt = |row: u32| part(&tokens(4, row), 0, row * 2, LogitsFor::largest(1));
-    let with_drafts = |row: u32| part(&tokens(3, row + 9), 4, row * 2, LogitsFor::Each(each, &[]));
+    let with_drafts = |row: u32| part(&tokens(3, row + 9), 4, row * 2, each);
     let decode = |row: u32| part(&tokens(1, row + 5), 4, row * 2, LogitsFor::largest(1));
     let prompts: Vec<Part> = (0..4).map(prompt).collect();
     check("prompts", cpu.as_mut(), &mut cuda, &prompts);
@@ -275,18 +275,15 @@ fn undecided_draws_after_drafts_get_all_logits() {
     let Some(mut cuda) = load(&model, options, small()) else { return };
     let mut cpu = on_cpu(&model, options);
     // At a high temperature, the tokens of top-p are more than the device lists.
-    let draw = |position, temperature| {
-        let noise = ScaledNoise { noise: Noise::of(1, 0, position), temperature };
-        let draw = TokenDraw { noise, top_k: 0, top_p: 0.6, min_p: 0.0 };
-        Ranking { draw: Some(draw), ..Ranking::largest(1) }
-    };
-    let of = |first| -> &'static [Ranking] {
-        Box::leak(Box::new([draw(first, 0.1), draw(first + 1, 40.0), draw(first + 2, 0.1)]))
+    let of = |first| {
+        let params =
+            |temperature| SamplingParams { seed: 1, temperature, top_p: 0.6, ..Default::default() };
+        draws([params(0.1), params(40.0), params(0.1)], first)
     };
     let mut undecided = 0;
     for row in 0..8u32 {
         let tokens = tokens(5, row);
-        let got = [part(&tokens, 0, row, LogitsFor::Each(of(3 + 10 * u64::from(row)), &[]))];
+        let got = [part(&tokens, 0, row, of(3 + 10 * row as usize))];
         let (mut got, want) =
             (run(&mut cuda, &got), { run(cpu.as_mut(), &[part(&tokens, 0, row, LogitsFor::All)]) });
         let want = want.all().chunks_exact(model.config().vocab_size).skip(2);

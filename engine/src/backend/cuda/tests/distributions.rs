@@ -1,31 +1,37 @@
 //! Distributions that the device computes, compared with those of the CPU's logits, to the bit.
 
 use super::{
-    Backend, HeadMode, KvType, Limits, LogitsFor, Part, device, equality::on_cpu, load, model,
-    options, part, run, small, tokens_of,
+    Backend, HeadMode, KvType, Limits, LogitsFor, Part, device, draws, equality::on_cpu, load,
+    model, options, part, run, small, tokens_of,
 };
-use crate::backend::{
-    Distribution, Noise, PositionLogits, Ranking, ScaledNoise, TokenDraw, logits::every,
+use crate::{
+    backend::PositionLogits,
+    sampling::{Distribution, RowMetadata, SamplingParams, row::every},
 };
 
-/// Rankings of several kinds in turn; all but some report their distribution.
-fn ranking(row: usize, position: usize) -> Ranking {
-    let noise = Noise::of(row as u64, 0, position as u64);
-    let noise = ScaledNoise { noise, temperature: 0.8 };
-    let draw = TokenDraw { noise, top_k: 0, top_p: 0.9, min_p: 0.0 };
-    let ranking = match row % 4 {
-        0 => Ranking::largest(1),
-        1 => Ranking { noise: Some(noise), ..Ranking::largest(1) },
-        2 => Ranking { draw: Some(draw), ..Ranking::largest(1) },
-        _ => Ranking::largest(1 + row % 3),
-    };
-    let report = (!row.is_multiple_of(5)).then_some([0, 1, 5, 20][row / 4 % 4]);
-    Ranking { report, ..ranking }
+/// Parameters of several kinds in turn; all but some report their distribution.
+fn params(row: usize) -> SamplingParams {
+    let logprobs = (!row.is_multiple_of(5)).then_some([0, 1, 5, 20][row / 4 % 4]);
+    let base =
+        SamplingParams { seed: row as u64, temperature: 0.8, logprobs, ..Default::default() };
+    match row % 4 {
+        0 => SamplingParams { temperature: 0.0, ..base },
+        1 => base,
+        2 => SamplingParams { top_p: 0.9, ..base },
+        _ => SamplingParams { top_k: 1 + row % 3, ..base },
+    }
+}
+
+/// A draw of each kind; the last one is of several choices, which draw on the host.
+fn draw(row: usize, position: usize) -> LogitsFor<'static> {
+    let LogitsFor::Draws(&[metadata]) = draws([params(row)], position) else { unreachable!() };
+    let choices = if row % 4 == 3 { 2 } else { 1 };
+    LogitsFor::Draws(vec![RowMetadata { choices, ..metadata }].leak())
 }
 
 fn of_all(all: &[f32], top: usize) -> Distribution {
     let largest = all.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    Distribution::of(every(all), largest, top)
+    Distribution::from_logits(every(all), largest, top)
 }
 
 /// Runs some steps of sequences that start with different prompts; returns the number of rows that were begun early.
@@ -38,7 +44,7 @@ fn check_steps(
 ) {
     let (model, options) = (model(name), options(KvType::F16, HeadMode::Exact));
     let Some(mut cuda) = load(&model, options, limits) else { return };
-    assert!(cuda.draws());
+    assert!(cuda.draws_tokens());
     let mut cpu = on_cpu(&model, options);
     let mut sequences: Vec<Vec<u32>> =
         (0..count).map(|row| tokens_of(&model, 3, row as u32 % 7)).collect();
@@ -51,13 +57,13 @@ fn check_steps(
             };
             sequences.iter().enumerate().map(part).collect()
         };
-        let on_device = parts(&|row, end| LogitsFor::Largest(ranking(kind(row), end)));
+        let on_device = parts(&|row, end| draw(kind(row), end));
         let mut got = run(&mut cuda, &on_device);
         let mut want = run(cpu.as_mut(), &parts(&|_, _| LogitsFor::Last));
         for (row, tokens) in sequences.iter_mut().enumerate() {
             let PositionLogits::All(all) = want.position(row) else { panic!("all logits") };
             let what = format!("{name}: row {row} of step {step}");
-            let report = ranking(kind(row), tokens.len()).report;
+            let report = params(kind(row)).logprobs;
             let distribution = got.take_distribution(row);
             let next = match got.position(row) {
                 PositionLogits::Drawn(drawn) => drawn,
@@ -100,9 +106,9 @@ fn rows_without_a_distribution_get_all_logits() {
     let norm = cuda.weights.final_norm;
     let hidden = model.config().hidden_size;
     cuda.device.write(norm, &f32::NAN.to_le_bytes().repeat(hidden)).expect("the device works");
-    let ranking = Ranking { report: Some(3), ..Ranking::largest(1) };
+    let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy(1) };
     let parts: Vec<Part> =
-        (0..3).map(|row| part(&[5, 6, 7], 0, row, LogitsFor::Largest(ranking))).collect();
+        (0..3).map(|row| part(&[5, 6, 7], 0, row, draws([greedy.clone()], 3))).collect();
     let mut logits = run(&mut cuda, &parts);
     for row in 0..3 {
         assert_eq!(logits.take_distribution(row), None);

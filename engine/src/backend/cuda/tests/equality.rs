@@ -8,11 +8,12 @@ use super::{
 };
 use crate::{
     backend::{
-        Backend, PositionLogits, Ranking,
+        Backend, PositionLogits,
         cpu::{self, CpuOptions},
     },
     files::{self, Model},
     kv::BlockId,
+    sampling::Largest,
 };
 
 const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
@@ -23,28 +24,28 @@ pub fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
     cpu::load(Arc::clone(model), options).expect("the CPU runs it")
 }
 
-/// Runs a step on both backends; compares all logits, or those of the rankings that were requested.
+/// Runs a step on both backends; compares all logits, or those that were asked for.
 pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &[Part]) {
     let (mut want, mut got) = (run(cpu, parts), run(cuda, parts));
     assert_eq!(want.len(), got.len(), "{what}: positions");
-    let rankings: Vec<Option<Ranking>> = parts
+    let wanted: Vec<Option<Largest>> = parts
         .iter()
         .flat_map(|part| match part.logits {
             LogitsFor::Nothing => vec![],
             LogitsFor::Last => vec![None],
             LogitsFor::All => vec![None; part.tokens.len()],
-            LogitsFor::Largest(ranking) => vec![Some(ranking)],
-            LogitsFor::Each(rankings, _) => rankings.iter().copied().map(Some).collect(),
+            LogitsFor::Largest(largest) => vec![Some(largest)],
+            LogitsFor::Draws(rows) => rows.iter().map(|row| Some(row.largest())).collect(),
         })
         .collect();
-    for (index, ranking) in rankings.into_iter().enumerate() {
+    for (index, wanted) in wanted.into_iter().enumerate() {
         let (want, got) = (pairs(want.position(index)), pairs(got.position(index)));
-        let Some(ranking) = ranking else {
+        let Some(wanted) = wanted else {
             let differing = want.iter().zip(&got).position(|(a, b)| a != b);
             assert_eq!((want.len(), differing), (got.len(), None), "{what}: position {index}");
             continue;
         };
-        assert_eq!(first(&want, &ranking), first(&got, &ranking), "{what}: position {index}");
+        assert_eq!(first(&want, &wanted), first(&got, &wanted), "{what}: position {index}");
         assert!(got.is_sorted_by(|a, b| a.0 < b.0), "{what}: by ascending token");
     }
 }
@@ -58,15 +59,15 @@ pub fn pairs(position: PositionLogits<'_>) -> Vec<(u32, u32)> {
     }
 }
 
-/// Returns the tokens that a ranking asks for, and the bits of their logits.
-pub fn first(pairs: &[(u32, u32)], ranking: &Ranking) -> Vec<(u32, u32)> {
+/// Returns the tokens that are asked for, and the bits of their logits.
+pub fn first(pairs: &[(u32, u32)], wanted: &Largest) -> Vec<(u32, u32)> {
     let value = |(token, bits): &(u32, u32)| {
         let logit = f32::from_bits(*bits);
-        ranking.noise.map_or(f64::from(logit), |noise| noise.add_to(*token, logit))
+        wanted.noise.map_or(f64::from(logit), |noise| noise.add_to(*token, logit))
     };
     let mut values: Vec<f64> = pairs.iter().map(value).collect();
     values.sort_by(|a, b| b.total_cmp(a));
-    let least = values[ranking.count.clamp(1, values.len()) - 1] - f64::from(ranking.within);
+    let least = values[wanted.count.clamp(1, values.len()) - 1] - f64::from(wanted.within);
     pairs.iter().copied().filter(|pair| value(pair) >= least).collect()
 }
 

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use super::super::{
     args::{AttentionArgs, LinearArgs},
+    backend::CudaBackend,
     device::{Address, Device, DeviceError, Launch, Part as Read, Properties, Reading, Recording},
-    step::CudaBackend,
 };
 
 /// What happens at the launch of a kernel.
@@ -52,7 +52,7 @@ impl Faulty {
     }
 
     /// Returns the fault of a launch.
-    fn of(&self, launch: &Launch) -> Option<Fault> {
+    fn fault(&self, launch: &Launch) -> Option<Fault> {
         let in_kernel = *self.fault.lock().expect("no thread panicked");
         let is_it = launch.kernel == in_kernel.kernel;
         (is_it && (self.may_overlap || !in_kernel.in_overlap)).then_some(in_kernel.fault)
@@ -86,7 +86,7 @@ impl Device for Faulty {
     }
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         let (doing, code) = ("launching a kernel", "CUDA_ERROR".to_owned());
-        match self.of(launch) {
+        match self.fault(launch) {
             None => self.real.launch(launch),
             Some(Fault::Output) => {
                 self.real.launch(launch)?;
@@ -116,11 +116,11 @@ impl Device for Faulty {
     }
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
         let (doing, code) = ("recording", "CUDA_ERROR".to_owned());
-        let faults: Vec<Fault> = launches.iter().filter_map(|launch| self.of(launch)).collect();
+        let faults: Vec<Fault> = launches.iter().filter_map(|launch| self.fault(launch)).collect();
         match faults.first() {
             None | Some(Fault::Output) => self.real.record(launches),
             Some(Fault::Nothing) => {
-                let without = launches.iter().filter(|launch| self.of(launch).is_none());
+                let without = launches.iter().filter(|launch| self.fault(launch).is_none());
                 let without: Vec<Launch> = without.copied().collect();
                 self.real.record(&without)
             }

@@ -8,10 +8,11 @@ use super::{
     load, model, options, package, part, small, tokens, tokens_of,
 };
 use crate::{
-    backend::{Backend as _, Noise, Ranking, ScaledNoise},
+    backend::Backend as _,
     config::{Linear, Multipliers},
     files::{self, Model, gguf},
     kernels::Digits,
+    sampling::{GumbelNoise, Largest},
 };
 
 /// A tied and an untied head; the second with YaRN and heads that are wider than hidden size / heads.
@@ -153,12 +154,12 @@ fn many_rows_with_scales_of_groups_equal_the_cpus() {
         let limits = Limits { rows: 300, whole: 16, screened: 80, ..Limits::default() };
         let Some(mut cuda) = load(&model, options, limits) else { return };
         let mut cpu = on_cpu(&model, options);
-        let noise = Some(ScaledNoise { noise: Noise::of(3, 0, 5), temperature: 1.5 });
-        let ranking = Ranking { noise, ..Ranking::largest(1) };
+        let noise = Some(GumbelNoise::new(3, 0, 5, 1.5));
+        let largest = Largest { noise, ..Largest::logits(1) };
         for (lengths, logits) in [
             (&[50, 20][..], LogitsFor::Last),
             (&[200, 99, 3], LogitsFor::largest(2)),
-            (&[1; 70], LogitsFor::Largest(ranking)),
+            (&[1; 70], LogitsFor::Largest(largest)),
         ] {
             let mut first_block = 0;
             let parts: Vec<Part> = lengths

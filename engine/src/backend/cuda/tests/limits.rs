@@ -24,7 +24,7 @@ fn idle() -> Launch {
         grid: [1, 1, 1],
         threads: 256,
         shared_bytes: 0,
-        args: Args::of(&PeakArgs::zeroed()),
+        args: Args::from_struct(&PeakArgs::zeroed()),
     }
 }
 
@@ -215,7 +215,7 @@ fn a_misaligned_vector_access_is_an_error_that_stays() {
     let at = step(&mut device);
     // Reads 16 bytes at a time, from 4 bytes after an aligned address.
     let args = PeakArgs { from: at + 4, to: at, count: 64, rounds: 1, unused: 0 };
-    let launch = Launch { kernel: "peak_read", args: Args::of(&args), ..idle() };
+    let launch = Launch { kernel: "peak_read", args: Args::from_struct(&args), ..idle() };
     device.launch(&launch).expect("errors of kernels are reported by later calls");
     for _ in 0..2 {
         let error = wait(&mut device, at).expect_err("the kernel failed");
@@ -248,7 +248,7 @@ fn a_misaligned_vector_access_is_an_error_that_stays() {
         kernel: "linear_n8",
         threads: 32,
         shared_bytes: 6144,
-        args: Args::of(&args),
+        args: Args::from_struct(&args),
         ..idle()
     };
     device.launch(&launch).expect("errors of kernels are reported by later calls");
@@ -270,7 +270,7 @@ fn an_access_outside_of_allocations_is_an_error_that_stays() {
         factor: 1.0,
         unused: 0,
     };
-    let launch = Launch { kernel: "embed", args: Args::of(&args), ..idle() };
+    let launch = Launch { kernel: "embed", args: Args::from_struct(&args), ..idle() };
     device.launch(&launch).expect("errors of kernels are reported by later calls");
     for _ in 0..2 {
         assert_eq!(code(wait(&mut device, at)), "CUDA_ERROR_ILLEGAL_ADDRESS");
@@ -321,7 +321,7 @@ fn a_recording_keeps_its_arguments_and_may_be_empty() {
         unused: 0,
     };
     device.write(at + 64, &[0; 4]).expect("it was allocated");
-    let mut launches = [Launch { kernel: "embed", args: Args::of(&args), ..idle() }];
+    let mut launches = [Launch { kernel: "embed", args: Args::from_struct(&args), ..idle() }];
     let recording = device.record(&launches).expect("the launch is recorded");
     launches.fill(idle());
     device.replay(recording).expect("it runs");

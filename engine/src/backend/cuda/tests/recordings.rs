@@ -5,7 +5,7 @@ use super::{
     equality::{check, on_cpu},
     model, options, ordinals, part, small, start, tokens,
 };
-use crate::backend::cuda::step::CudaBackend;
+use crate::backend::cuda::backend::CudaBackend;
 
 /// Decodes of so many sequences, alone in a step each.
 fn decodes(count: u32) -> Vec<Part> {

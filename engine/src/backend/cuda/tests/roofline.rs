@@ -1,6 +1,6 @@
 //! The measurement of kernels, on sizes that only show that it works.
 
-use super::{HeadMode, KvType, Limits, LogitsFor, load, model, options};
+use super::{HeadMode, KvType, Limits, LogitsFor, experimental, load, model};
 use crate::{
     backend::cuda::{
         cost::Cost,
@@ -24,11 +24,11 @@ fn measured_with(
     batches: &[usize],
     prompt: usize,
 ) -> Option<Vec<StepTimes>> {
-    let options = options(kv, HeadMode::Exact);
+    let options = experimental(kv, HeadMode::Exact);
     let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
     let mut backend = load(&model(name), options, limits)?;
     // Whatever the device's number of multiprocessors.
-    let tuning = Tuning { short_blocks, split_tasks: 1 << 20, ..Tuning::default() };
+    let tuning = Tuning { short_blocks, split_tasks: 1 << 20, ..Tuning::EXPERIMENTAL };
     backend.set_tuning(tuning).expect("the device works");
     let workload = Workload {
         batches: batches.to_vec(),

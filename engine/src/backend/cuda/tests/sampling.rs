@@ -1,16 +1,16 @@
-//! Rankings with noise, and whole answers, compared with the CPU's.
+//! Largest logits with noise, and whole answers, compared with the CPU's.
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use super::{
     Backend, Engine, EngineConfig, Event, HeadMode, KvType, Limits, LogitsFor, Part, Request,
     SamplingParams,
     equality::{check, on_cpu},
-    load, model, options, part, run, small, tokens_of,
+    load, model, options, part, row, run, small, tokens_of,
 };
 use crate::{
-    backend::{Noise, PositionLogits, Ranking, ScaledNoise},
-    sampler::{self, Context, Drawn, Sampled, Scratch, TokenCounts},
+    backend::PositionLogits,
+    sampling::{self, AllowedTokens, GumbelNoise, Largest, RowMetadata, Scratch, TokenCounts},
 };
 
 /// A model with factors of embedding, blocks and logits.
@@ -18,15 +18,14 @@ const MINICPM: &str = "group-linears/minicpm-tq2_0.gguf";
 /// A model with biases of all linears.
 const BIASED: &str = "group-linears/llama-tq2_0.gguf";
 
-/// Rankings of every kind that the screen serves, in turn.
-fn ranking(index: u64) -> Ranking {
-    let temperature = [0.2, 1.0, 2.0][index as usize % 3];
-    let noise = ScaledNoise { noise: Noise::of(7, 0, index), temperature };
+/// Every kind of question that the screen answers, in turn.
+fn largest(index: u64) -> Largest {
+    let noise = Some(GumbelNoise::new(7, 0, index, [0.2, 1.0, 2.0][index as usize % 3]));
     match index % 5 {
-        0 => Ranking::largest(1),
-        1 | 2 => Ranking { noise: Some(noise), ..Ranking::largest(1) },
-        3 => Ranking { noise: Some(noise), ..Ranking::largest(2 + index as usize % 9) },
-        _ => Ranking { within: 0.4, ..Ranking::largest(1) },
+        0 => Largest::logits(1),
+        1 | 2 => Largest { noise, ..Largest::logits(1) },
+        3 => Largest { noise, ..Largest::logits(2 + index as usize % 9) },
+        _ => Largest { within: 0.4, ..Largest::logits(1) },
     }
 }
 
@@ -49,10 +48,10 @@ fn tokens_with_the_largest_noise_equal_the_cpus() {
             // Few distinct prompts, so that positions differ in their noise alone.
             let parts: Vec<Part> = (0..count)
                 .map(|i| {
-                    let ranking = ranking(round * 100 + i);
+                    let largest = largest(round * 100 + i);
                     let block = i as u32;
                     let prompt = tokens_of(&model, 3, i as u32 % 4);
-                    part(&prompt, 0, block, LogitsFor::Largest(ranking))
+                    part(&prompt, 0, block, LogitsFor::Largest(largest))
                 })
                 .collect();
             check(&format!("{name}: {count} rows, round {round}"), cpu.as_mut(), &mut cuda, &parts);
@@ -145,13 +144,9 @@ fn tokens_drawn_after_drafts_and_changes_equal_the_cpus() {
             let part = part(&tokens[..4 + draft], 0, 0, LogitsFor::Last);
             DrawOf { part, params, counts: &counts[draft] }
         };
-        let (mut rankings, mut changes) = (Vec::new(), Vec::new());
-        for draft in 0..3 {
-            let draw = position(draft);
-            let context = draw.context();
-            rankings.push(sampler::needed_with_changes(params, context, &mut changes));
-        }
-        let each = LogitsFor::Each(rankings.leak(), changes.leak());
+        let rows: Vec<RowMetadata<'static>> =
+            (0..3).map(|draft| position(draft).kept_metadata()).collect();
+        let each = LogitsFor::Draws(rows.leak());
         let mut got = run(&mut cuda, &[part(&tokens, 0, row, each)]);
         for draft in 0..3 {
             let draw = position(draft);
@@ -206,12 +201,21 @@ pub struct DrawOf<'a> {
     pub counts: &'a TokenCounts,
 }
 
-impl DrawOf<'_> {
-    fn context(&self) -> Context<'_> {
-        let masked: &[u32] = if self.params.min_tokens > 0 { &[3, 9, 40] } else { &[] };
+/// What may be drawn with `min_tokens`.
+static ALLOWED: LazyLock<AllowedTokens> = LazyLock::new(|| AllowedTokens::all_but(64, [3, 9, 40]));
+
+impl<'a> DrawOf<'a> {
+    fn metadata(&self) -> RowMetadata<'a> {
         let position = self.part.position + self.part.tokens.len();
-        let (known, distribution) = (None, None);
-        Context { counts: self.counts, masked, choice: 0, position, known, distribution }
+        let allowed = (self.params.min_tokens > 0).then_some(&*ALLOWED);
+        RowMetadata { allowed, ..row(self.params, self.counts, position) }
+    }
+
+    /// Returns the metadata for a part, which borrows nothing.
+    fn kept_metadata(&self) -> RowMetadata<'static> {
+        let params = Box::leak(Box::new(self.params.clone()));
+        let counts = Box::leak(Box::new(self.counts.clone()));
+        DrawOf { part: self.part.clone(), params, counts }.metadata()
     }
 
     fn part_for(&self, logits: LogitsFor<'static>) -> Part {
@@ -227,11 +231,7 @@ pub fn draw_on_both(
 ) -> (Vec<u32>, usize) {
     let on_device: Vec<Part> = draws
         .iter()
-        .map(|draw| {
-            let mut changes = Vec::new();
-            let ranking = sampler::needed_with_changes(draw.params, draw.context(), &mut changes);
-            draw.part_for(LogitsFor::Each(vec![ranking].leak(), changes.leak()))
-        })
+        .map(|draw| draw.part_for(LogitsFor::Draws(vec![draw.kept_metadata()].leak())))
         .collect();
     let on_host: Vec<Part> = draws.iter().map(|draw| draw.part_for(LogitsFor::Last)).collect();
     let (mut want, mut got) = (run(cpu, &on_host), run(cuda, &on_device));
@@ -248,8 +248,8 @@ pub fn draw_on_both(
 fn compare(draw: &DrawOf<'_>, got: PositionLogits<'_>, want: PositionLogits<'_>) -> (u32, bool) {
     let PositionLogits::All(logits) = want else { panic!("all were requested") };
     let of_model = logits.to_vec();
-    let drawn = sampler::sample(logits, draw.params, draw.context(), &mut Scratch::default());
-    let Ok(Sampled::Drawn(Drawn { token, .. })) = drawn else { panic!("{drawn:?}") };
+    let drawn = sampling::sample(logits, &draw.metadata(), None, &mut Scratch::default());
+    let token = drawn.expect("the logits are finite").token;
     match got {
         PositionLogits::Drawn(drawn) => {
             assert_eq!(drawn.id, token, "{:?}", draw.params);

@@ -84,7 +84,7 @@ impl Case {
     fn defined(&self, query: &[f32], position: usize) -> Vec<f32> {
         let (key_dim, padded) = Self::padded(self.head_dim);
         let head = |p: usize| self.blocks[p / LANES].0 as usize * HEADS + HEADS - 1;
-        let scalar = FloatKernels::of(Isa::Scalar).expect("always there");
+        let scalar = FloatKernels::for_isa(Isa::Scalar).expect("always there");
         let query_scale = i8::scale(scalar, query);
         let mut narrow = vec![0i8; self.head_dim];
         i8::narrow(scalar, query, query_scale, &mut narrow);
@@ -157,7 +157,7 @@ fn every_isa_has_the_defined_bits() {
         };
         let tile = case.tile();
         for isa in Isa::ALL {
-            let Some(kernels) = FloatKernels::of(isa) else { continue };
+            let Some(kernels) = FloatKernels::for_isa(isa) else { continue };
             check(&format!("{isa:?}"), &|scratch, out| {
                 kernels.attention(&tile, &queries, &positions, scratch, out);
             });

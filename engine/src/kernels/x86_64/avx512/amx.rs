@@ -33,9 +33,12 @@ use super::{
 use crate::{
     formats::{TILE_ROWS, memory::AlignedBytes},
     kernels::{
-        gemm::Product,
-        generic::{self, CODES_MAX, Expand, Tile},
+        generic::{
+            blocks,
+            vectors::{CODES_MAX, Expand, Tile},
+        },
         prefetch,
+        product::Product,
     },
 };
 
@@ -89,7 +92,7 @@ pub(in super::super) unsafe fn gemm<E: Expand<Vnni>>(product: Product<'_>) {
     if rows < FEW {
         let product = Product { y, ..product };
         // SAFETY: guaranteed by the caller.
-        return unsafe { generic::gemm::<Vnni, E>(product) };
+        return unsafe { blocks::gemm::<Vnni, E>(product) };
     }
     let tile_count = tiles.len() / tile_bytes;
     let y_stride = tile_count * TILE_ROWS;

@@ -26,8 +26,8 @@ use super::{
 use crate::{
     formats::TILE_ROWS,
     kernels::{
-        generic::{Expand, Tile},
-        group_gemm::GroupProduct,
+        generic::vectors::{Expand, Tile},
+        product::GroupProduct,
     },
 };
 

@@ -11,7 +11,7 @@ use fastrand::Rng;
 use tritmill_engine::{Request, files::Model};
 use tritmill_queue::{
     ClaimRef, JobId,
-    store::workers::{Directive, Leads},
+    store::workers::{Directive, Leadership},
 };
 
 use super::{
@@ -240,7 +240,11 @@ impl World {
                 for worker in 0..self.processes.len() {
                     self.input(
                         worker,
-                        Input::Directive(Directive { drain: false, paused, leads: Leads::ALL }),
+                        Input::Directive(Directive {
+                            drain: false,
+                            paused,
+                            leads: Leadership::ALL,
+                        }),
                     );
                 }
             }
@@ -264,12 +268,12 @@ impl World {
         let metrics = Arc::<Metrics>::default();
         metrics.set_devices(vec!["cpu".to_owned()]);
         let setup = CoreSetup {
-            policy: Policy::of(config.mode, config.lease),
+            policy: Policy::for_mode(config.mode, config.lease),
             served: served(),
             metrics,
             devices: vec!["cpu".to_owned()],
             has_events: false,
-            directive: Directive { drain: false, paused: self.paused, leads: Leads::ALL },
+            directive: Directive { drain: false, paused: self.paused, leads: Leadership::ALL },
         };
         self.processes[worker] = Some(Process {
             core: Core::new(&config, setup, self.instant()),
@@ -337,7 +341,7 @@ impl World {
                 let prepared = claims.iter().map(|claim| Prepared {
                     held: claim.claim_ref(),
                     stream: false,
-                    request: Ok(Box::new(Request::default())),
+                    requests: Ok(vec![Request::default()]),
                 });
                 let input = Input::Prepared(prepared.collect());
                 let call = self.call(worker, None);

@@ -7,13 +7,13 @@
 
 namespace {
 
-double noise_of_token(const RowRanking& ranking, u32 token) {
-    u32 first = noise_bits(token, ranking.keys[0], ranking.keys[1]), second = noise_bits(token, ranking.keys[2], ranking.keys[3]);
+double noise_of_token(const RowQuestion& question, u32 token) {
+    u32 first = noise_bits(token, question.keys[0], question.keys[1]), second = noise_bits(token, question.keys[2], question.keys[3]);
     return -log(-log1p(-(double(2 * (u64(first) << 20 | second >> 12) + 1) / 9007199254740992.0)));
 }
 
-// The token that engine/src/sampler draws, with the functions of the C library.
-u32 drawn_from(const vector<float>& logits, const RowRanking& ranking, const RowFilter& filter) {
+// The token that engine/src/sampling draws, with the functions of the C library.
+u32 drawn_from(const vector<float>& logits, const RowQuestion& question, const RowFilter& filter) {
     vector<u32> order(logits.size());
     for (u32 v = 0; v < order.size(); v++) order[v] = v;
     std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return logits[a] > logits[b]; });
@@ -25,7 +25,7 @@ u32 drawn_from(const vector<float>& logits, const RowRanking& ranking, const Row
     vector<double> weights;
     double total = 0.0, sum = 0.0;
     for (size_t i = 0; i < kept; i++) {
-        weights.push_back(exp((double(logits[order[i]]) - logits[order[0]]) / ranking.temperature));
+        weights.push_back(exp((double(logits[order[i]]) - logits[order[0]]) / question.temperature));
         total += weights[i];
     }
     size_t drawable = 0;
@@ -35,7 +35,7 @@ u32 drawn_from(const vector<float>& logits, const RowRanking& ranking, const Row
     for (size_t i = 0; i < drawable; i++) {
         if (weights[i] < filter.min_p) continue;
         u32 token = order[i];
-        double value = logits[token] + ranking.temperature * noise_of_token(ranking, token);
+        double value = logits[token] + question.temperature * noise_of_token(question, token);
         if (value > most || value == most && token < best) most = value, best = token;
     }
     return best;
@@ -80,29 +80,29 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
     Random random(seed);
     u32 rows = 24, groups = (vocab + 15) / 16, parts = 3;
     vector<LogitChange> inputs(sizeof(Step) / sizeof(LogitChange));
-    vector<RowRanking> rankings(rows);
+    vector<RowQuestion> questions(rows);
     vector<RowFilter> filters(rows);
     vector<vector<float>> logits(rows), after(rows);
     vector<float> values(size_t(rows) * groups * 16, NAN), errors(groups * 16), norms(groups * 16);
     vector<DigitRow> digit_rows(rows);
     for (float& error : errors) error = 0.02f + 0.02f * random.below(5);
     for (u32 r = 0; r < rows; r++) {
-        rankings[r] = {1, 0.0f, std::array<float, 4>{0.3f, 0.7f, 1.0f, 2.0f}[random.below(4)], 1, {}};
-        for (u32& key : rankings[r].keys) key = random.below(~0u);
+        questions[r] = {1, 0.0f, std::array<float, 4>{0.3f, 0.7f, 1.0f, 2.0f}[random.below(4)], 1, {}};
+        for (u32& key : questions[r].keys) key = random.below(~0u);
         RowFilter& filter = filters[r];
         filter.is_on = r % 8 != 5;
         filter.top_k = std::array<u32, 5>{0, 0, 0, 1, 20}[random.below(5)];
         filter.top_p = std::array<float, 6>{1.0f, 0.05f, 0.5f, 0.9f, 0.95f, 0.999f}[random.below(6)];
         filter.min_p = std::array<float, 4>{0.0f, 0.0f, 0.02f, 0.3f}[random.below(4)];
         if (filter.top_k == 0 && filter.top_p == 1.0f && filter.min_p == 0.0f) filter.min_p = 0.1f;
-        if (!filter.is_on && r % 16 == 5) rankings[r].temperature = 0.0f;
-        filter.reach = rankings[r].temperature * (filter.top_p < 1.0f ? 13.0f : -logf(filter.min_p) * 1.0001f);
+        if (!filter.is_on && r % 16 == 5) questions[r].temperature = 0.0f;
+        filter.reach = questions[r].temperature * (filter.top_p < 1.0f ? 13.0f : -logf(filter.min_p) * 1.0001f);
         logits[r] = some_logits(random, vocab, random.below(4));
         // Nearly equal logits in twenty groups, with a threshold above most of them.
         bool is_close = !exact && r % 6 == 1;
         if (is_close) {
             for (u32 v = 0; v < vocab; v++) logits[r][v] = v % 16 == 3 && v / 16 < 20 ? 10.0f - 0.01f * (v / 16) : -20.0f;
-            rankings[r].temperature = 1.0f;
+            questions[r].temperature = 1.0f;
             filter = {1, 0, 0.6f, 0.0f, 13.0f};
         }
         digit_rows[r] = {1.0f, is_close ? 10.0f : std::array<float, 4>{1.0f, 4.0f, 12.0f, 25.0f}[r % 4], 0.0f, 0};
@@ -113,9 +113,9 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
         }
         after[r] = logits[r];
         if (r % 5 < 3) {
-            rankings[r].first_change = inputs.size();
+            questions[r].first_change = inputs.size();
             after[r] = change_some(random, logits[r], inputs, r % 5);
-            rankings[r].changes = inputs.size() - rankings[r].first_change;
+            questions[r].changes = inputs.size() - questions[r].first_change;
         }
     }
     Step* step = reinterpret_cast<Step*>(inputs.data());
@@ -129,16 +129,16 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
     vector<Found> changed(size_t(rows) * changes_max, {~0u, NAN});
     vector<u32> changed_counts(rows, ~0u);
     run("logit_bounds", {up(groups, 256), rows + 1, 1}, 256, 0,
-        LogitBoundsArgs{step, rankings.data(), nullptr, estimates, lowest.data(), highest.data(), vocab, 0});
+        LogitBoundsArgs{step, questions.data(), nullptr, estimates, lowest.data(), highest.data(), vocab, 0});
     vector<float> lowest_before = lowest, highest_before = highest;
     run("take_changed", {2, rows + 1, 1}, 256, 0,
-        TakeChangedArgs{step, rankings.data(), estimates, values.data(), lowest.data(), highest.data(), changed_counts.data(), changed.data(), vocab, changes_max});
+        TakeChangedArgs{step, questions.data(), estimates, values.data(), lowest.data(), highest.data(), changed_counts.data(), changed.data(), vocab, changes_max});
     for (u32 r = 0; r < rows; r++) {
-        if (changed_counts[r] != rankings[r].changes) printf("row %u has %u changes\n", r, changed_counts[r]), exit(1);
+        if (changed_counts[r] != questions[r].changes) printf("row %u has %u changes\n", r, changed_counts[r]), exit(1);
         vector<bool> has_change(groups);
         for (u32 i = 0; i < changed_counts[r]; i++) {
             Found& f = changed[size_t(r) * changes_max + i];
-            u32 token = inputs[rankings[r].first_change + i].token;
+            u32 token = inputs[questions[r].first_change + i].token;
             if (f.token != token || exact && f.logit != logits[r][token]) printf("change %u of row %u is of %u\n", i, r, f.token), exit(1);
             if (values[size_t(r) * groups * 16 + token] != -INFINITY) printf("token %u has an estimate\n", token), exit(1);
             f.logit = logits[r][token];
@@ -150,9 +150,9 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
     vector<float> lowest_taken = lowest, highest_taken = highest;
     auto select = [&](const RowFilter* with, vector<u32>& counts, vector<Found>& list) {
         run("logit_bounds", {up(groups, 256), rows + 1, 1}, 256, 0,
-            LogitBoundsArgs{step, rankings.data(), with, estimates, lowest.data(), highest.data(), vocab, 0});
+            LogitBoundsArgs{step, questions.data(), with, estimates, lowest.data(), highest.data(), vocab, 0});
         run("screen_select", {rows + 1, 1, 1}, 1024, 0,
-            SelectArgs{step, rankings.data(), with, estimates, lowest.data(), highest.data(), counts.data(), list.data(), thresholds.data(), vocab, capacity});
+            SelectArgs{step, questions.data(), with, estimates, lowest.data(), highest.data(), counts.data(), list.data(), thresholds.data(), vocab, capacity});
         for (u32 r = 0; r < rows; r++)
             for (u32 i = 0; i < std::min(counts[r], capacity); i++) {
                 Found& f = list[size_t(r) * capacity + i];
@@ -162,24 +162,24 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
     select(nullptr, found_counts, found);
     if (lowest != lowest_taken || highest != highest_taken) printf("the bounds of groups with changes differ\n"), exit(1);
     run("draw", {rows + 1, 1, 1}, 32, 0,
-        DrawArgs{step, rankings.data(), found_counts.data(), found.data(), changed.data(), firsts.data(), drawn.data(), carried.data(), capacity, changes_max});
+        DrawArgs{step, questions.data(), found_counts.data(), found.data(), changed.data(), firsts.data(), drawn.data(), carried.data(), capacity, changes_max});
     vector<Found> first = drawn;
     vector<u32> first_counts = found_counts;
     select(filters.data(), some_counts, some);
     run("weigh_rest", {parts, rows + 1, 1}, 256, 0,
-        WeighRestArgs{step, rankings.data(), filters.data(), estimates, thresholds.data(), firsts.data(), rests.data(), vocab, 0});
+        WeighRestArgs{step, questions.data(), filters.data(), estimates, thresholds.data(), firsts.data(), rests.data(), vocab, 0});
     run("filtered_draw", {rows + 1, 1, 1}, 256, 0,
-        FilteredDrawArgs{step, rankings.data(), filters.data(), found_counts.data(), some_counts.data(), some.data(), thresholds.data(), rests.data(),
+        FilteredDrawArgs{step, questions.data(), filters.data(), found_counts.data(), some_counts.data(), some.data(), thresholds.data(), rests.data(),
                          changed.data(), firsts.data(), drawn.data(), carried.data(), capacity, parts, changes_max, 0});
     for (u32 r = 0; r < rows; r++) {
         const RowFilter& filter = filters[r];
         if (!filter.is_on) {
             if (drawn[r].token != first[r].token || found_counts[r] != first_counts[r]) printf("a row without filters changed\n"), exit(1);
-            u32 want = drawn_from(after[r], rankings[r], {0, 0, 1.0f, 0.0f, 0.0f});
+            u32 want = drawn_from(after[r], questions[r], {0, 0, 1.0f, 0.0f, 0.0f});
             if (found_counts[r] <= capacity && (drawn[r].token != want || drawn[r].logit != logits[r][want])) printf("drew %u, not %u\n", drawn[r].token, want), exit(1);
             continue;
         }
-        u32 want = drawn_from(after[r], rankings[r], filter);
+        u32 want = drawn_from(after[r], questions[r], filter);
         bool is_decided = found_counts[r] <= capacity;
         (exact ? exact_draws : draws)++, (exact ? exact_decided : decided) += is_decided;
         if (carried[4 + r] != (is_decided ? drawn[r].token : 0)) printf("carried %u\n", carried[4 + r]), exit(1);
@@ -187,11 +187,11 @@ void check_draws(u32 vocab, u32 capacity, bool exact, u32 seed) {
             printf("top_k %u, top_p %g, min_p %g drew %u, not %u\n", filter.top_k, filter.top_p, filter.min_p, drawn[r].token, want), exit(1);
         // Sums that candidates and the rest bound.
         if (filter.top_k == 0 && filter.top_p < 1.0f && some_counts[r] <= capacity) {
-            double least = 0.0, most = 0.0, exactly = 0.0, temperature = rankings[r].temperature;
+            double least = 0.0, most = 0.0, exactly = 0.0, temperature = questions[r].temperature;
             for (u32 p = 0; p < parts; p++) least += rests[r * parts + p].least, most += rests[r * parts + p].most;
             vector<bool> is_candidate(vocab);
             for (u32 i = 0; i < some_counts[r]; i++) is_candidate[some[size_t(r) * capacity + i].token] = true;
-            for (u32 i = 0; i < rankings[r].changes; i++) is_candidate[inputs[rankings[r].first_change + i].token] = true;
+            for (u32 i = 0; i < questions[r].changes; i++) is_candidate[inputs[questions[r].first_change + i].token] = true;
             for (u32 v = 0; v < vocab; v++) {
                 if (!is_candidate[v]) exactly += exp((double(logits[r][v]) - thresholds[r]) / temperature);
                 if (!is_candidate[v] && logits[r][v] >= thresholds[r]) printf("token %u is no candidate\n", v), exit(1);

@@ -100,22 +100,22 @@ struct Variant {
     u32 groups, columns, warps, shared;
 };
 
-// A ranking of each kind in turn: largest logits, with noise, the first token of either, and all within some distance.
-RowRanking some_ranking(Random& random, u32 groups, u32 row) {
-    RowRanking ranking = {1 + random.below(std::min(groups, 24u)), 0.0f, 0.0f, 0, {}};
-    for (u32& key : ranking.keys) key = random.below(~0u);
+// A question of each kind in turn: largest logits, with noise, the first token of either, and all within some distance.
+RowQuestion some_ranking(Random& random, u32 groups, u32 row) {
+    RowQuestion question = {1 + random.below(std::min(groups, 24u)), 0.0f, 0.0f, 0, {}};
+    for (u32& key : question.keys) key = random.below(~0u);
     // Logits are of the order of a thousand.
-    if (row % 2) ranking.temperature = row % 3 ? 500.0f : 50.0f;
-    if (row % 4 > 1) ranking.count = ranking.single = 1;
-    if (row % 5 == 4) ranking.within = 700.0f, ranking.single = 0;
-    return ranking;
+    if (row % 2) question.temperature = row % 3 ? 500.0f : 50.0f;
+    if (row % 4 > 1) question.count = question.single = 1;
+    if (row % 5 == 4) question.within = 700.0f, question.single = 0;
+    return question;
 }
 
-// `Noise::of_token` of engine/src/noise.rs, with the logarithm of the C library.
+// `GumbelNoise::of_token` of engine/src/sampling/gumbel.rs, with the logarithm of the C library.
 double noise_from(u32 first, u32 second) { return -log(-log1p(-(double(2 * (u64(first) << 20 | second >> 12) + 1) / 9007199254740992.0))); }
 
-double noise(const RowRanking& ranking, u32 token) {
-    return noise_from(noise_bits(token, ranking.keys[0], ranking.keys[1]), noise_bits(token, ranking.keys[2], ranking.keys[3]));
+double noise(const RowQuestion& question, u32 token) {
+    return noise_from(noise_bits(token, question.keys[0], question.keys[1]), noise_bits(token, question.keys[2], question.keys[3]));
 }
 
 void noise_values_and_bounds() {
@@ -138,7 +138,7 @@ void noise_values_and_bounds() {
 u32 decided, undecided;
 
 // The first token of a row that needs a single one, unless several have its value or a candidate is NaN.
-void check_drawn(const RowRanking& ranking, const vector<double>& values, Found drawn, const vector<float>& logits, u32 after, u32 candidates, u32 capacity) {
+void check_drawn(const RowQuestion& question, const vector<double>& values, Found drawn, const vector<float>& logits, u32 after, u32 candidates, u32 capacity) {
     u32 best = 0, equal = 0;
     bool unordered = false;
     for (double value : values) unordered |= std::isnan(value);
@@ -146,8 +146,8 @@ void check_drawn(const RowRanking& ranking, const vector<double>& values, Found 
         if (values[v] > values[best]) best = v, equal = 0;
         else equal += values[v] == values[best];
     }
-    if (ranking.single) (equal || unordered ? undecided : decided)++;
-    if (!ranking.single) {
+    if (question.single) (equal || unordered ? undecided : decided)++;
+    if (!question.single) {
         if (drawn.token != ~0u || after != candidates) printf("a row drew that needs several tokens\n"), exit(1);
     } else if (equal || unordered) {
         if (after != capacity + 1) printf("an undecided row drew %u of %u\n", drawn.token, candidates), exit(1);
@@ -168,8 +168,8 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
     vector<float> residual = random.values(residual_rows * width), weight = random.values(width), x(rows * width, NAN);
     if (odd) residual[width] = INFINITY;
     vector<u32> wanted(rows), found_counts(rows);
-    vector<RowRanking> rankings(rows);
-    for (u32 r = 0; r < rows; r++) wanted[r] = (r + 1) % residual_rows, rankings[r] = some_ranking(random, copy.groups, r);
+    vector<RowQuestion> questions(rows);
+    for (u32 r = 0; r < rows; r++) wanted[r] = (r + 1) % residual_rows, questions[r] = some_ranking(random, copy.groups, r);
     vector<i8> digits(size_t(rows) * digit_count * stride, 99);
     vector<DigitRow> of_rows(rows);
     vector<float> estimates(size_t(rows) * copy.groups * 16), lowest(rows * copy.groups), highest(rows * copy.groups);
@@ -179,10 +179,10 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
     dim3 grid = {up(copy.groups, variant.groups), up(rows * digit_count, variant.columns), 1};
     if (variant.columns == 128) std::swap(grid.x, grid.y);
     run(variant.name, grid, variant.warps * 32, variant.warps * variant.shared,
-        ScreenArgs{&step, copy.packed.data(), copy.scales.data(), copy.errors.data(), copy.norms.data(), digits.data(), of_rows.data(), rankings.data(),
+        ScreenArgs{&step, copy.packed.data(), copy.scales.data(), copy.errors.data(), copy.norms.data(), digits.data(), of_rows.data(), questions.data(),
                    estimates.data(), lowest.data(), highest.data(), vocab, copy.k_blocks, digit_count, 0});
     run("screen_select", {rows + 1, 1, 1}, 1024, 0,
-        SelectArgs{&step, rankings.data(), nullptr, {copy.errors.data(), copy.norms.data(), of_rows.data(), estimates.data()}, lowest.data(),
+        SelectArgs{&step, questions.data(), nullptr, {copy.errors.data(), copy.norms.data(), of_rows.data(), estimates.data()}, lowest.data(),
                    highest.data(), found_counts.data(), found.data(), nullptr, vocab, capacity});
     run((std::string("rescore") + head.suffix).c_str(), {3, rows, 1}, 128, 0,
         RescoreArgs{&step, head.stored, head.scales_or_null(), x.data(), nullptr, found_counts.data(), found.data(), width, capacity});
@@ -190,7 +190,7 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
     vector<u32> carried(rows + 5, ~0u);
     step.carry = 5;
     vector<u32> candidates = found_counts;
-    run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), nullptr, firsts.data(), drawn.data(), carried.data(), capacity, 0});
+    run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, questions.data(), found_counts.data(), found.data(), nullptr, firsts.data(), drawn.data(), carried.data(), capacity, 0});
     size_t total = 0;
     for (u32 r = 0; r < rows; r++) {
         auto normed = reference::rms_norm(&residual[wanted[r] * width], weight.data(), width, 1e-5f);
@@ -205,15 +205,15 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
             expect_same({f.logit}, {logits[f.token]}, "logit of a candidate");
         }
         vector<double> values;
-        for (u32 v = 0; v < vocab; v++) values.push_back(logits[v] + (rankings[r].temperature ? rankings[r].temperature * noise(rankings[r], v) : 0.0));
+        for (u32 v = 0; v < vocab; v++) values.push_back(logits[v] + (questions[r].temperature ? questions[r].temperature * noise(questions[r], v) : 0.0));
         vector<double> sorted = values;
         std::sort(sorted.begin(), sorted.end(), std::greater<double>());
-        double least = sorted[rankings[r].count - 1] - rankings[r].within;
+        double least = sorted[questions[r].count - 1] - questions[r].within;
         for (u32 v = 0; v < vocab; v++)
             if (values[v] >= least && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
-        u32 wanted_carried = !rankings[r].single ? ~0u : found_counts[r] > capacity ? 0 : drawn[r].token;
+        u32 wanted_carried = !questions[r].single ? ~0u : found_counts[r] > capacity ? 0 : drawn[r].token;
         if (carried[5 + r] != wanted_carried) printf("carried %u, not %u\n", carried[5 + r], wanted_carried), exit(1);
-        check_drawn(rankings[r], values, drawn[r], logits, found_counts[r], candidates[r], capacity);
+        check_drawn(questions[r], values, drawn[r], logits, found_counts[r], candidates[r], capacity);
         total += candidates[r];
     }
     // A screen that keeps every token is safe but useless, so the number of candidates is limited.
@@ -240,9 +240,9 @@ void known_logits() {
         u32 rows = 41, groups = up(vocab, 16), capacity = vocab;
         Step step{0, 0, 0, rows, 2};
         vector<float> logits(size_t(rows) * groups * 16, NAN), lowest(rows * groups), highest(rows * groups);
-        vector<RowRanking> rankings;
+        vector<RowQuestion> questions;
         for (u32 r = 0; r < rows; r++) {
-            rankings.push_back(some_ranking(random, groups, r));
+            questions.push_back(some_ranking(random, groups, r));
             for (u32 v = 0; v < vocab; v++) logits[size_t(r) * groups * 16 + v] = random.value() * 300.0f;
             // Equal largest logits, and a row with one that is not a number.
             if (r % 7 == 0) logits[size_t(r) * groups * 16 + 5] = logits[size_t(r) * groups * 16 + vocab - 1] = 1e5f;
@@ -251,16 +251,16 @@ void known_logits() {
         vector<u32> found_counts(rows), carried(rows + 2, ~0u);
         vector<Found> found(size_t(rows) * capacity, {~0u, NAN}), drawn(rows, {~0u, NAN}), firsts = drawn;
         run("logit_bounds", {up(groups, 256) + 1, rows + 1, 1}, 256, 0,
-            LogitBoundsArgs{&step, rankings.data(), nullptr, {nullptr, nullptr, nullptr, logits.data()}, lowest.data(), highest.data(), vocab, 0});
+            LogitBoundsArgs{&step, questions.data(), nullptr, {nullptr, nullptr, nullptr, logits.data()}, lowest.data(), highest.data(), vocab, 0});
         run("screen_select", {rows + 1, 1, 1}, 1024, 0,
-            SelectArgs{&step, rankings.data(), nullptr, {nullptr, nullptr, nullptr, logits.data()}, lowest.data(), highest.data(), found_counts.data(), found.data(), nullptr,
+            SelectArgs{&step, questions.data(), nullptr, {nullptr, nullptr, nullptr, logits.data()}, lowest.data(), highest.data(), found_counts.data(), found.data(), nullptr,
                        vocab, capacity});
         vector<u32> candidates = found_counts;
-        run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, rankings.data(), found_counts.data(), found.data(), nullptr, firsts.data(), drawn.data(), carried.data(), capacity, 0});
+        run("draw", {rows + 1, 1, 1}, 32, 0, DrawArgs{&step, questions.data(), found_counts.data(), found.data(), nullptr, firsts.data(), drawn.data(), carried.data(), capacity, 0});
         for (u32 r = 0; r < rows; r++) {
             vector<float> of_row(&logits[size_t(r) * groups * 16], &logits[size_t(r) * groups * 16 + vocab]);
             vector<double> values;
-            for (u32 v = 0; v < vocab; v++) values.push_back(of_row[v] + (rankings[r].temperature ? rankings[r].temperature * noise(rankings[r], v) : 0.0));
+            for (u32 v = 0; v < vocab; v++) values.push_back(of_row[v] + (questions[r].temperature ? questions[r].temperature * noise(questions[r], v) : 0.0));
             vector<bool> is_found(vocab, false);
             for (u32 i = 0; i < candidates[r]; i++) {
                 Found f = found[size_t(r) * capacity + i];
@@ -271,11 +271,11 @@ void known_logits() {
             vector<double> sorted;
             for (double value : values) sorted.push_back(std::isnan(value) ? INFINITY : value);
             std::sort(sorted.begin(), sorted.end(), std::greater<double>());
-            double least = sorted[rankings[r].count - 1] - rankings[r].within;
+            double least = sorted[questions[r].count - 1] - questions[r].within;
             for (u32 v = 0; v < vocab; v++)
                 if (!(values[v] < least) && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
-            check_drawn(rankings[r], values, drawn[r], of_row, found_counts[r], candidates[r], capacity);
-            if (rankings[r].single && carried[2 + r] != (found_counts[r] > capacity ? 0 : drawn[r].token)) printf("carried %u\n", carried[2 + r]), exit(1);
+            check_drawn(questions[r], values, drawn[r], of_row, found_counts[r], candidates[r], capacity);
+            if (questions[r].single && carried[2 + r] != (found_counts[r] > capacity ? 0 : drawn[r].token)) printf("carried %u\n", carried[2 + r]), exit(1);
         }
     }
 }

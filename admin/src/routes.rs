@@ -1,0 +1,137 @@
+//! [`ROUTES`]: every route with its required access.
+
+use axum::{
+    http::Method,
+    routing::{MethodRouter, delete, get, post},
+};
+
+use crate::{
+    Access, App,
+    access::is_health_check,
+    dashboard::{self as pages, session},
+    health,
+    openai::{batches, completions, files, models},
+    openapi,
+    operator::{
+        audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
+        workers,
+    },
+    store::KeyRole::{Operate, Read, Submit},
+};
+
+/// A route.
+pub struct Route {
+    /// HTTP method.
+    pub method: Method,
+    /// Path, in axum's syntax.
+    pub path: &'static str,
+    /// Access that the route requires.
+    pub access: Access,
+    pub(crate) handler: fn() -> MethodRouter<App>,
+}
+
+const fn route(
+    method: Method,
+    path: &'static str,
+    access: Access,
+    handler: fn() -> MethodRouter<App>,
+) -> Route {
+    Route { method, path, access, handler }
+}
+
+const READ: Access = Access::Key(Read);
+const SUBMIT: Access = Access::Key(Submit);
+const OPERATE: Access = Access::Key(Operate);
+const READ_PAGE: Access = Access::Page(Read);
+const SUBMIT_PAGE: Access = Access::Page(Submit);
+const OPERATE_PAGE: Access = Access::Page(Operate);
+
+/// Every route of the service.
+#[rustfmt::skip]
+pub const ROUTES: &[Route] = &[
+    route(Method::GET,    "/healthz",                   Access::Public, || get(health::alive)),
+    route(Method::GET,    "/readyz",                    Access::Public, || get(health::ready)),
+    route(Method::GET,    "/metrics",                   OPERATE, || get(health::metrics)),
+    route(Method::GET,    "/openapi.json",              Access::Public, || get(openapi::document)),
+    route(Method::GET,    "/v1/models",                 READ,    || get(models::list)),
+    route(Method::GET,    "/v1/models/{*model}",        READ,    || get(models::one)),
+    route(Method::POST,   "/v1/chat/completions",       SUBMIT,  || post(completions::chat)),
+    route(Method::POST,   "/v1/completions",            SUBMIT,  || post(completions::text)),
+    route(Method::GET,    "/v1/files",                  READ,    || get(files::list)),
+    route(Method::POST,   "/v1/files",                  SUBMIT,  || post(files::upload)),
+    route(Method::GET,    "/v1/files/{id}",             READ,    || get(files::one)),
+    route(Method::DELETE, "/v1/files/{id}",             SUBMIT,  || delete(files::remove)),
+    route(Method::GET,    "/v1/files/{id}/content",     READ,    || get(files::content)),
+    route(Method::GET,    "/v1/batches",                READ,    || get(batches::list)),
+    route(Method::POST,   "/v1/batches",                SUBMIT,  || post(batches::create)),
+    route(Method::GET,    "/v1/batches/{id}",           READ,    || get(batches::one)),
+    route(Method::POST,   "/v1/batches/{id}/cancel",    SUBMIT,  || post(batches::cancel)),
+    route(Method::GET,    "/admin/v1/batches",          OPERATE, || get(all_batches::list)),
+    route(Method::POST,   "/admin/v1/batches/{id}/cancel", OPERATE, || post(all_batches::cancel)),
+    route(Method::GET,    "/admin/v1/jobs",             READ,    || get(jobs::list)),
+    route(Method::GET,    "/admin/v1/jobs/count",       READ,    || get(jobs::count)),
+    route(Method::GET,    "/admin/v1/jobs/{id}",        READ,    || get(job::one)),
+    route(Method::POST,   "/admin/v1/jobs/cancel",      OPERATE, || post(jobs::cancel)),
+    route(Method::GET,    "/admin/v1/dead-letters",     OPERATE, || get(dead_letters::list)),
+    route(Method::POST,   "/admin/v1/dead-letters/replay", OPERATE, || post(dead_letters::replay)),
+    route(Method::POST,   "/admin/v1/dead-letters/purge",  OPERATE, || post(dead_letters::purge)),
+    route(Method::GET,    "/admin/v1/queues",           OPERATE, || get(queues::list)),
+    route(Method::POST,   "/admin/v1/queues/pause",     OPERATE, || post(queues::pause)),
+    route(Method::POST,   "/admin/v1/queues/resume",    OPERATE, || post(queues::resume)),
+    route(Method::POST,   "/admin/v1/queues/limit",     OPERATE, || post(queues::limit)),
+    route(Method::POST,   "/admin/v1/queues/max-wait",  OPERATE, || post(queues::max_wait)),
+    route(Method::POST,   "/admin/v1/queues/allow-class", OPERATE, || post(queues::allow_class)),
+    route(Method::POST,   "/admin/v1/queues/withdraw-class", OPERATE, || post(queues::withdraw_class)),
+    route(Method::GET,    "/admin/v1/history",          OPERATE, || get(history::list)),
+    route(Method::GET,    "/admin/v1/integrity",        OPERATE, || get(history::integrity)),
+    route(Method::GET,    "/admin/v1/workers",          OPERATE, || get(workers::list)),
+    route(Method::POST,   "/admin/v1/workers/drain",    OPERATE, || post(workers::drain)),
+    route(Method::GET,    "/admin/v1/keys",             OPERATE, || get(keys::list)),
+    route(Method::POST,   "/admin/v1/keys",             OPERATE, || post(keys::create)),
+    route(Method::DELETE, "/admin/v1/keys/{id}",        OPERATE, || delete(keys::revoke)),
+    route(Method::POST,   "/admin/v1/tenants/erase",    OPERATE, || post(keys::erase)),
+    route(Method::GET,    "/admin/v1/events",           OPERATE, || get(events::changes)),
+    route(Method::GET,    "/v1/jobs/{id}/events",       READ,    || get(events::of_job)),
+    route(Method::GET,    "/admin/v1/audit",            OPERATE, || get(audit::list)),
+
+    route(Method::GET,    "/",                          Access::Public, || get(pages::login::root)),
+    route(Method::GET,    "/dashboard/login",           Access::Public, || get(pages::login::show)),
+    route(Method::POST,   "/dashboard/login",           Access::Public, || post(pages::login::log_in)),
+    route(Method::GET,    "/dashboard/assets/{version}/{name}", Access::Public, || get(pages::assets::asset)),
+    route(Method::POST,   "/dashboard/logout",          READ_PAGE, || post(pages::login::log_out)),
+    route(Method::GET,    "/dashboard",                 READ_PAGE, || get(pages::page::home)),
+    route(Method::GET,    "/dashboard/overview",        OPERATE_PAGE, || get(pages::overview::show)),
+    route(Method::GET,    "/dashboard/queues/{queue}",  OPERATE_PAGE, || get(pages::queues::one)),
+    route(Method::POST,   "/dashboard/queues/{queue}",  OPERATE_PAGE, || post(pages::queues::update)),
+    route(Method::GET,    "/dashboard/workers",         OPERATE_PAGE, || get(pages::workers::list)),
+    route(Method::POST,   "/dashboard/workers",         OPERATE_PAGE, || post(pages::workers::drain)),
+    route(Method::GET,    "/dashboard/jobs",            READ_PAGE, || get(pages::jobs::list)),
+    route(Method::GET,    "/dashboard/jobs/{id}",       READ_PAGE, || get(pages::job::one)),
+    route(Method::POST,   "/dashboard/jobs/{id}/cancel", SUBMIT_PAGE, || post(pages::job::cancel)),
+    route(Method::POST,   "/dashboard/jobs/{id}/replay", OPERATE_PAGE, || post(pages::job::replay)),
+    route(Method::GET,    "/dashboard/dead-letters",    OPERATE_PAGE, || get(pages::dead_letters::list)),
+    route(Method::POST,   "/dashboard/dead-letters/replay", OPERATE_PAGE, || post(pages::dead_letters::replay)),
+    route(Method::POST,   "/dashboard/dead-letters/purge", OPERATE_PAGE, || post(pages::dead_letters::purge)),
+    route(Method::GET,    "/dashboard/integrity",       OPERATE_PAGE, || get(pages::integrity::show)),
+    route(Method::GET,    "/dashboard/batches",         READ_PAGE, || get(pages::batches::list)),
+    route(Method::POST,   "/dashboard/batches",         SUBMIT_PAGE, || post(pages::upload::upload)),
+    route(Method::GET,    "/dashboard/batches/{id}",    READ_PAGE, || get(pages::batches::one)),
+    route(Method::POST,   "/dashboard/batches/{id}/cancel", SUBMIT_PAGE, || post(pages::batches::cancel)),
+    route(Method::GET,    "/dashboard/files/{id}",      READ_PAGE, || get(pages::batches::download)),
+    route(Method::GET,    "/dashboard/audit",           OPERATE_PAGE, || get(pages::audit::list)),
+    route(Method::GET,    "/dashboard/keys",            OPERATE_PAGE, || get(pages::keys::list)),
+    route(Method::POST,   "/dashboard/keys",            OPERATE_PAGE, || post(pages::keys::create)),
+    route(Method::POST,   "/dashboard/keys/{id}/revoke", OPERATE_PAGE, || post(pages::keys::revoke)),
+];
+
+impl Route {
+    /// Whether the route is a health check, which is never limited.
+    pub fn is_health_check(&self) -> bool {
+        is_health_check(self.path)
+    }
+
+    /// Whether the route belongs to the dashboard, not to the API.
+    pub fn is_page(&self) -> bool {
+        self.path == "/" || self.path.starts_with(session::HOME)
+    }
+}

@@ -1,0 +1,348 @@
+//! Batches: a file of lines that are answered together.
+//!
+//! ```text
+//! validating ─► in_progress ─► finalizing ─► completed
+//!     │             ├── deadline ─► finalizing ─► expired
+//!     │             └── cancel ──► cancelling ─► cancelled    (also from validating)
+//!     └─► failed      nothing was submitted
+//! ```
+//!
+//! A batch proceeds in steps, each under a claim of its own: see [`batch_steps`](super::batch_steps).
+//!
+//! The id of a batch's job is the batch's id with the line's number in its last 32 bits. So repeated
+//! submissions of a line create one job, no table of lines is needed, and the jobs of a batch are a
+//! range of ids.
+
+use std::{fmt, ops::RangeInclusive, str::FromStr};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tritmill_queue::{
+    JobId, Priority, QueueName, StoreError, Tenant, Timestamp, Usage, job::UnknownWord, store::Page,
+};
+use uuid::Uuid;
+
+use super::{
+    files::{FileId, prefixed},
+    step_state::{BatchError, FilePosition, StepState},
+    webhooks::Webhook,
+};
+
+/// Identifier of a batch; its last 32 bits are zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BatchId(Uuid);
+
+/// Mask of the line's number.
+const LINE_BITS: u128 = u32::MAX as u128;
+
+impl BatchId {
+    /// Generates a new id. The generator counts in the bits above the last 32, so no other id of this
+    /// process is in the range of the batch's jobs.
+    pub fn generate() -> Self {
+        Self(Uuid::from_u128(Uuid::now_v7().as_u128() & !LINE_BITS))
+    }
+
+    /// Returns the id of the job for a line (from 1).
+    pub fn job(self, line: u32) -> JobId {
+        Uuid::from_u128(self.0.as_u128() | u128::from(line)).into()
+    }
+
+    /// Returns the ids of the jobs of the lines `first..=last`.
+    pub fn jobs(self, first: u32, last: u32) -> RangeInclusive<JobId> {
+        self.job(first)..=self.job(last)
+    }
+
+    /// Returns the ids of the jobs of all lines.
+    pub fn all_jobs(self) -> RangeInclusive<JobId> {
+        self.jobs(1, u32::MAX)
+    }
+
+    /// Returns the line of a job; `None` if the job is not of this batch.
+    pub fn line(self, job: JobId) -> Option<u32> {
+        let id = Uuid::from(job).as_u128();
+        let line = u32::try_from(id & LINE_BITS).ok()?;
+        (id & !LINE_BITS == self.0.as_u128()).then_some(line)
+    }
+}
+
+impl From<BatchId> for Uuid {
+    fn from(id: BatchId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for BatchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "batch_{}", self.0.as_simple())
+    }
+}
+
+impl FromStr for BatchId {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let found = prefixed(text, "batch_").filter(|id| id.as_u128() & LINE_BITS == 0).map(Self);
+        found.ok_or_else(|| UnknownWord { what: "batch", word: text.to_owned() })
+    }
+}
+
+/// State of a batch. The module's diagram shows the transitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchState {
+    /// Its lines are being checked.
+    Validating,
+    /// Its lines are being submitted and answered.
+    InProgress,
+    /// Its output is being written.
+    Finalizing,
+    /// Terminal: every line has its answer or error.
+    Completed,
+    /// Terminal: its file is invalid.
+    Failed,
+    /// Terminal: its deadline passed before every line was answered.
+    Expired,
+    /// Cancelled by its tenant: its jobs are being cancelled and its output written.
+    Cancelling,
+    /// Terminal: cancelled.
+    Cancelled,
+}
+
+impl BatchState {
+    /// Returns whether the state is terminal.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Expired | Self::Cancelled)
+    }
+
+    /// All states.
+    pub const ALL: [Self; 8] = [
+        Self::Validating,
+        Self::InProgress,
+        Self::Finalizing,
+        Self::Completed,
+        Self::Failed,
+        Self::Expired,
+        Self::Cancelling,
+        Self::Cancelled,
+    ];
+
+    /// Returns the name in stores and on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Validating => "validating",
+            Self::InProgress => "in_progress",
+            Self::Finalizing => "finalizing",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Expired => "expired",
+            Self::Cancelling => "cancelling",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl FromStr for BatchState {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        let found = Self::ALL.into_iter().find(|state| state.as_str() == word);
+        found.ok_or_else(|| UnknownWord { what: "batch state", word: word.to_owned() })
+    }
+}
+
+/// Times at which a batch entered each state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BatchTimes {
+    /// Time at which the batch became `in_progress`.
+    pub in_progress: Option<Timestamp>,
+    /// Time at which the batch became `finalizing`.
+    pub finalizing: Option<Timestamp>,
+    /// Time at which the batch became `completed`.
+    pub completed: Option<Timestamp>,
+    /// Time at which the batch became `failed`.
+    pub failed: Option<Timestamp>,
+    /// Time at which the batch became `expired`.
+    pub expired: Option<Timestamp>,
+    /// Time at which the batch became `cancelling`.
+    pub cancelling: Option<Timestamp>,
+    /// Time at which the batch became `cancelled`.
+    pub cancelled: Option<Timestamp>,
+}
+
+/// A batch, stored as one JSON document beside the columns that are searched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    /// Its identifier.
+    pub id: BatchId,
+    /// Its tenant.
+    pub tenant: Tenant,
+    /// Its state.
+    pub state: BatchState,
+    /// The endpoint of all its lines.
+    pub endpoint: String,
+    /// File with its lines.
+    pub input: FileId,
+    /// Completion window as its creator wrote it.
+    pub completion_window: String,
+    /// Priority of its jobs.
+    pub priority: Priority,
+    /// Up to sixteen pairs from its creator, as a JSON object.
+    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Retention of its output files, in seconds.
+    pub output_expires_s: Option<u64>,
+    /// Creation time.
+    pub created_at: Timestamp,
+    /// Deadline.
+    pub expires_at: Timestamp,
+    /// Times of its state changes.
+    #[serde(default)]
+    pub at: BatchTimes,
+    /// The queue of its jobs; `None` before validation.
+    #[serde(default)]
+    pub queue: Option<QueueName>,
+    /// Number of lines in its file.
+    #[serde(default)]
+    pub lines: u64,
+    /// Rejected lines: errors without a job.
+    #[serde(default)]
+    pub refused: u64,
+    /// Position up to which lines were submitted.
+    #[serde(default)]
+    pub submitted: FilePosition,
+    /// Answered lines at the last count.
+    #[serde(default)]
+    pub completed: u64,
+    /// Lines with an error at the last count.
+    #[serde(default)]
+    pub failed: u64,
+    /// Tokens of the answered lines; counted when the output is written. `None` if a program without this count
+    /// wrote some of it.
+    #[serde(default)]
+    pub usage: Option<Usage>,
+    /// Errors in its file.
+    #[serde(default)]
+    pub errors: Vec<BatchError>,
+    /// File with the answers.
+    #[serde(default)]
+    pub output: Option<FileId>,
+    /// File with the errors.
+    #[serde(default)]
+    pub error_file: Option<FileId>,
+    /// Whether the deadline passed before every line was answered.
+    #[serde(default)]
+    pub overdue: bool,
+    /// Idempotency key from its creator: a tenant has one batch per key.
+    #[serde(default)]
+    pub idempotency_key: Option<String>,
+    /// Webhook to call when it reaches a terminal state.
+    #[serde(default)]
+    pub webhook: Option<Webhook>,
+    /// What the next step continues from.
+    #[serde(default)]
+    pub steps: StepState,
+}
+
+impl Batch {
+    /// Returns the time since which the webhook is due; `None` while the batch is unfinished, and
+    /// when it has no webhook or delivery has ended.
+    pub fn webhook_due(&self) -> Option<Timestamp> {
+        let webhook = self.webhook.as_ref().filter(|webhook| webhook.ended_at.is_none())?;
+        self.state.is_terminal().then(|| webhook.next_at.unwrap_or_default())
+    }
+
+    /// Sets the state and records the time.
+    pub fn enter(&mut self, state: BatchState, now: Timestamp) {
+        self.state = state;
+        let at = match state {
+            BatchState::Validating => return,
+            BatchState::InProgress => &mut self.at.in_progress,
+            BatchState::Finalizing => &mut self.at.finalizing,
+            BatchState::Completed => &mut self.at.completed,
+            BatchState::Failed => &mut self.at.failed,
+            BatchState::Expired => &mut self.at.expired,
+            BatchState::Cancelling => &mut self.at.cancelling,
+            BatchState::Cancelled => &mut self.at.cancelled,
+        };
+        *at = Some(now);
+    }
+}
+
+/// Result of [`create_batch`](Batches::create_batch).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Creation {
+    /// The batch was recorded.
+    New,
+    /// The batch that the tenant created earlier under the same idempotency key. Nothing was recorded.
+    Known(Box<Batch>),
+    /// The tenant has too many unfinished batches. Nothing was recorded.
+    Full,
+}
+
+/// Conditions on batches. All given conditions must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BatchFilter {
+    /// Tenant of the batch.
+    pub tenant: Option<Tenant>,
+    /// State of the batch.
+    pub state: Option<BatchState>,
+}
+
+/// Batches in a store.
+#[async_trait]
+pub trait Batches: Send + Sync {
+    /// Records a new, unclaimed batch, unless the tenant already has `open_max` unfinished batches.
+    /// Calls at the same moment may exceed that number by their own.
+    async fn create_batch(&self, batch: &Batch, open_max: u32) -> Result<Creation, StoreError>;
+
+    /// Returns a batch of a tenant.
+    async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
+
+    /// Returns a batch of any tenant; for operators.
+    async fn batch_of_any_tenant(&self, id: BatchId) -> Result<Option<Batch>, StoreError>;
+
+    /// Returns batches of a tenant, the newest first unless the page says otherwise.
+    async fn batches(&self, tenant: &Tenant, page: Page<BatchId>)
+    -> Result<Vec<Batch>, StoreError>;
+
+    /// Returns batches of all tenants that match a filter, the newest first; for operators. The page's
+    /// order is ignored.
+    async fn find_batches(
+        &self,
+        filter: &BatchFilter,
+        page: Page<BatchId>,
+    ) -> Result<Vec<Batch>, StoreError>;
+
+    /// Cancels a batch of a tenant that is validating or in progress: its state becomes cancelling, and
+    /// the claim of the process that drives it ends. A batch in another state stays as it is. Returns
+    /// the batch as it is afterwards.
+    async fn cancel_batch(&self, tenant: &Tenant, id: BatchId)
+    -> Result<Option<Batch>, StoreError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_of_a_batch_are_a_range_without_other_ids() {
+        let before = JobId::generate();
+        let batch = BatchId::generate();
+        let after = JobId::generate();
+        assert!(before < batch.job(1) && batch.job(1) < batch.job(2));
+        assert!(batch.job(u32::MAX) < after, "the generator counts above a line's bits");
+        assert_eq!(batch.line(batch.job(7)), Some(7));
+        assert_eq!((batch.line(before), batch.line(after)), (None, None));
+    }
+
+    #[test]
+    fn batch_id_has_one_form() {
+        let id = BatchId::generate();
+        assert_eq!(id.to_string().parse::<BatchId>().expect("its own text"), id);
+        let job = format!("batch_{}", Uuid::from(id.job(1)).as_simple());
+        for wrong in ["", "batch_", "batch_%2e%2e", "file-0", &job] {
+            assert!(wrong.parse::<BatchId>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The calls of the traits of this module, each timed.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tritmill_queue::{
+    Claimant, StoreError, Tenant, Timestamp, measured, metrics::MeasuredStore, store::Page,
+};
+use uuid::Uuid;
+
+use super::{
+    ApiKey, Audit, Batch, BatchId, BatchSteps, Batches, FileId, Files, KeyHash, Keys, Sessions,
+    Tenants,
+    audit::AuditEntry,
+    batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
+    batches::{BatchFilter, Creation},
+    files::{FileDeletion, FilePurpose, StoredFile},
+    tenants::Erased,
+};
+
+measured! {
+    MeasuredStore, CALLS,
+    Keys {
+        fn add_key(key: &ApiKey, hash: &KeyHash) -> Result<(), StoreError>;
+        fn add_first_key(key: &ApiKey, hash: &KeyHash) -> Result<bool, StoreError>;
+        fn key(hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
+        fn keys() -> Result<Vec<ApiKey>, StoreError>;
+        fn revoke_key(id: Uuid) -> Result<bool, StoreError>;
+    }
+    Sessions {
+        fn add_session(hash: &KeyHash, key: Uuid, lifetime: Duration) -> Result<(), StoreError>;
+        fn session(hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
+        fn end_session(hash: &KeyHash) -> Result<(), StoreError>;
+    }
+    Files {
+        fn create_file(file: &StoredFile) -> Result<StoredFile, StoreError>;
+        fn put_chunk(id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError>;
+        fn complete_file(id: FileId, size_bytes: u64, expires_at: Option<Timestamp>)
+            -> Result<(), StoreError>;
+        fn file(tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError>;
+        fn files(tenant: &Tenant, purpose: Option<FilePurpose>, page: Page<FileId>)
+            -> Result<Vec<StoredFile>, StoreError>;
+        fn chunk(id: FileId, number: u32) -> Result<Option<Vec<u8>>, StoreError>;
+        fn delete_file(tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;
+        fn abandon_file(id: FileId) -> Result<(), StoreError>;
+        fn sweep_files() -> Result<u64, StoreError>;
+    }
+    Batches {
+        fn create_batch(batch: &Batch, open_max: u32) -> Result<Creation, StoreError>;
+        fn batch(tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
+        fn batch_of_any_tenant(id: BatchId) -> Result<Option<Batch>, StoreError>;
+        fn batches(tenant: &Tenant, page: Page<BatchId>) -> Result<Vec<Batch>, StoreError>;
+        fn find_batches(filter: &BatchFilter, page: Page<BatchId>)
+            -> Result<Vec<Batch>, StoreError>;
+        fn cancel_batch(tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
+    }
+    BatchSteps {
+        fn claim_batches(which: Claimable, by: Claimant<'_>, max: u32)
+            -> Result<Vec<BatchClaim>, StoreError>;
+        fn has_suspect_batches() -> Result<bool, StoreError>;
+        fn claim_webhooks(by: Claimant<'_>, bounds: WebhookBounds<'_>)
+            -> Result<Vec<BatchClaim>, StoreError>;
+        fn renew_batch(id: BatchId, epoch: i64, lease: Duration) -> Result<bool, StoreError>;
+        fn release_batch(id: BatchId, epoch: i64, after: Duration) -> Result<(), StoreError>;
+        fn charge_batch(id: BatchId, epoch: i64, after: Duration) -> Result<(), StoreError>;
+        fn start_batch(claim: &BatchClaim, active_max: u32) -> Result<BatchStart, StoreError>;
+        fn save_batch(claim: &BatchClaim, writes: BatchWrites<'_>) -> Result<bool, StoreError>;
+        fn known_custom_ids(id: BatchId, hashes: &[CustomIdHash])
+            -> Result<Vec<(CustomIdHash, u32)>, StoreError>;
+        fn forget_custom_ids(id: BatchId, max: u32) -> Result<u64, StoreError>;
+        fn sweep_batches() -> Result<(), StoreError>;
+    }
+    Audit {
+        fn record_audit(entry: &AuditEntry) -> Result<(), StoreError>;
+        fn audit_log(page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
+    }
+    Tenants {
+        fn erase_tenant(tenant: &Tenant) -> Result<Erased, StoreError>;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A method with a default body that is not passed on would silently lose what the store does.
+    #[test]
+    fn every_call_of_the_traits_is_passed_on() {
+        let sources = [
+            include_str!("keys.rs"),
+            include_str!("sessions.rs"),
+            include_str!("files.rs"),
+            include_str!("batches.rs"),
+            include_str!("batch_steps.rs"),
+            include_str!("audit.rs"),
+            include_str!("tenants.rs"),
+        ];
+        for source in sources {
+            let (_, body) = source.split_once(": Send + Sync {\n").expect("a trait");
+            let (body, _) = body.split_once("\n}\n").expect("its end");
+            let name = |line: &'static str| line.strip_prefix("async fn ")?.split('(').next();
+            let missing: Vec<&str> = body
+                .split("\n    ")
+                .filter_map(name)
+                .filter(|name| !CALLS.contains(name))
+                .collect();
+            assert!(missing.is_empty(), "not passed on: {missing:?}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Batches: one document each.
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use tritmill_queue::{Store, StoreError, Tenant, store::Page};
+
+use super::{Query, Row, SqlStore, query, rows};
+use crate::store::batches::{Batch, BatchFilter, BatchId, BatchState, Batches, Creation};
+
+pub(super) fn batch(row: &Row) -> Result<Batch, StoreError> {
+    rows::document(row, "batch")
+}
+
+/// A page of batches, in one direction.
+macro_rules! page_sql {
+    ($beyond:literal, $order:literal) => {
+        concat!(
+            "SELECT CAST(batch AS text) AS batch FROM batches
+             WHERE tenant = $1 AND ($2 IS NULL OR id ",
+            $beyond,
+            " $2) ORDER BY id ",
+            $order,
+            " LIMIT $3"
+        )
+    };
+}
+
+async fn read(store: &SqlStore, found: Query<'_>) -> Result<Vec<Batch>, StoreError> {
+    store.fetch_all(found).await?.iter().map(batch).collect()
+}
+
+#[async_trait]
+impl Batches for SqlStore {
+    async fn create_batch(&self, new: &Batch, open_max: u32) -> Result<Creation, StoreError> {
+        let insert = query(concat!(
+            "INSERT INTO batches (id, tenant, state, input_file_id, batch, idempotency_key, next_at)
+             SELECT $2, $3, $4, $5, ",
+            as_json!("$6"),
+            ", $7, ",
+            now!(),
+            " WHERE (SELECT count(*) FROM (SELECT 1 FROM batches WHERE tenant = $3 AND
+                 state IN ('validating', 'in_progress', 'finalizing', 'cancelling') LIMIT $8) AS open) < $8
+             ON CONFLICT (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING",
+        ))
+        .bind(self.clock_parameter())
+        .bind(Uuid::from(new.id))
+        .bind(&new.tenant.0)
+        .bind(new.state.as_str())
+        .bind(new.input.0)
+        .bind(rows::to_json(new))
+        .bind(&new.idempotency_key)
+        .bind(i64::from(open_max));
+        if self.execute(insert).await? == 1 {
+            return Ok(Creation::New);
+        }
+        let known = query(
+            "SELECT CAST(batch AS text) AS batch FROM batches
+             WHERE tenant = $1 AND idempotency_key = $2",
+        );
+        let known = known.bind(&new.tenant.0).bind(&new.idempotency_key);
+        let known = self.fetch_optional(known).await?.as_ref().map(batch).transpose()?;
+        Ok(known.map_or(Creation::Full, |known| Creation::Known(Box::new(known))))
+    }
+
+    async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError> {
+        let found =
+            query("SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1 AND tenant = $2");
+        Ok(read(self, found.bind(Uuid::from(id)).bind(&tenant.0)).await?.pop())
+    }
+
+    async fn batch_of_any_tenant(&self, id: BatchId) -> Result<Option<Batch>, StoreError> {
+        let found = query("SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1");
+        Ok(read(self, found.bind(Uuid::from(id))).await?.pop())
+    }
+
+    async fn batches(
+        &self,
+        tenant: &Tenant,
+        page: Page<BatchId>,
+    ) -> Result<Vec<Batch>, StoreError> {
+        let found = if page.ascending { page_sql!(">", "ASC") } else { page_sql!("<", "DESC") };
+        let found = query(found)
+            .bind(&tenant.0)
+            .bind(page.after.map(Uuid::from))
+            .bind(i64::from(page.limit));
+        read(self, found).await
+    }
+
+    async fn find_batches(
+        &self,
+        filter: &BatchFilter,
+        page: Page<BatchId>,
+    ) -> Result<Vec<Batch>, StoreError> {
+        let found = query(
+            "SELECT CAST(batch AS text) AS batch FROM batches
+             WHERE ($1 IS NULL OR tenant = $1) AND ($2 IS NULL OR state = $2)
+               AND ($3 IS NULL OR id < $3) ORDER BY id DESC LIMIT $4",
+        )
+        .bind(filter.tenant.as_ref().map(|tenant| &tenant.0))
+        .bind(filter.state.map(BatchState::as_str))
+        .bind(page.after.map(Uuid::from))
+        .bind(i64::from(page.limit));
+        read(self, found).await
+    }
+
+    async fn cancel_batch(
+        &self,
+        tenant: &Tenant,
+        id: BatchId,
+    ) -> Result<Option<Batch>, StoreError> {
+        let now = Store::now(self).await?;
+        let found = concat!(
+            "SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1 AND tenant = $2",
+            for_update!()
+        );
+        let update = concat!(
+            "UPDATE batches SET state = $2, batch = ",
+            as_json!("$3"),
+            ", epoch = epoch + 1, owner = NULL, lease_until = NULL, next_at = 0, lost_leases = 0,
+               hung_steps = 0 WHERE id = $1"
+        );
+        self.within(async {
+            let mut tx = self.begin().await?;
+            let found = query(found).bind(Uuid::from(id)).bind(&tenant.0);
+            let row = found.fetch_optional(&mut *tx).await?;
+            let Some(mut found) = row.as_ref().map(batch).transpose()? else { return Ok(None) };
+            if matches!(found.state, BatchState::Validating | BatchState::InProgress) {
+                found.enter(BatchState::Cancelling, now);
+                query(update)
+                    .bind(Uuid::from(id))
+                    .bind(found.state.as_str())
+                    .bind(rows::to_json(&found))
+                    .execute(&mut *tx)
+                    .await?;
+                tx.commit().await?;
+            }
+            Ok(Some(found))
+        })
+        .await
+    }
+}

@@ -1,0 +1,175 @@
+//! Files: a row and its chunks.
+
+use async_trait::async_trait;
+
+use tritmill_queue::{StoreError, Tenant, Timestamp, store::Page};
+
+use super::{Connection, Query, Row, SqlStore, query, rows, storable};
+use crate::store::files::{FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX, StoredFile};
+
+/// A complete file that has not expired.
+macro_rules! visible {
+    () => {
+        concat!("size_bytes IS NOT NULL AND (expires_at IS NULL OR expires_at > ", now!(), ")")
+    };
+}
+
+/// No unfinished batch reads the file.
+macro_rules! unused {
+    () => {
+        "NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND state IN
+             ('validating', 'in_progress', 'finalizing', 'cancelling'))"
+    };
+}
+
+/// A page of files, in one direction.
+macro_rules! page_sql {
+    ($beyond:literal, $order:literal) => {
+        concat!(
+            "SELECT * FROM files WHERE tenant = $2 AND ($3 IS NULL OR purpose = $3)
+             AND ($4 IS NULL OR id ",
+            $beyond,
+            " $4) AND ",
+            visible!(),
+            " ORDER BY id ",
+            $order,
+            " LIMIT $5"
+        )
+    };
+}
+
+fn file(row: &Row) -> Result<StoredFile, StoreError> {
+    Ok(StoredFile {
+        id: FileId(rows::get(row, "id")?),
+        tenant: Tenant(rows::get(row, "tenant")?),
+        purpose: rows::word(row, "purpose")?,
+        filename: rows::get(row, "filename")?,
+        size_bytes: rows::tokens(row, "size_bytes")?.unwrap_or_default(),
+        created_at: rows::time(row, "created_at")?,
+        expires_at: rows::time_or_none(row, "expires_at")?,
+    })
+}
+
+/// Returns the statement that completes a file.
+pub(super) fn complete<'q>(
+    id: FileId,
+    size_bytes: u64,
+    expires_at: Option<Timestamp>,
+) -> Query<'q> {
+    query("UPDATE files SET size_bytes = $2, expires_at = $3 WHERE id = $1 AND size_bytes IS NULL")
+        .bind(id.0)
+        .bind(rows::stored(size_bytes))
+        .bind(expires_at.map(|at| at.0))
+}
+
+/// Writes a chunk of an incomplete file; returns false if there is no such file.
+pub(super) async fn put(
+    connection: &mut Connection,
+    id: FileId,
+    number: u32,
+    bytes: &[u8],
+) -> Result<bool, StoreError> {
+    let put = query(PUT_CHUNK).bind(id.0).bind(i64::from(number)).bind(bytes);
+    Ok(put.execute(connection).await?.rows_affected() == 1)
+}
+
+const PUT_CHUNK: &str = "INSERT INTO file_chunks (file_id, number, content)
+    SELECT id, $2, $3 FROM files WHERE id = $1 AND size_bytes IS NULL
+    ON CONFLICT (file_id, number) DO UPDATE SET content = excluded.content";
+
+#[async_trait]
+impl Files for SqlStore {
+    async fn create_file(&self, new: &StoredFile) -> Result<StoredFile, StoreError> {
+        storable("tenant", &new.tenant.0)?;
+        storable("filename", &new.filename)?;
+        let insert = query(concat!(
+            "INSERT INTO files (id, tenant, purpose, filename, created_at, expires_at)
+             VALUES ($2, $3, $4, $5, ",
+            now!(),
+            ", $6) RETURNING *"
+        ))
+        .bind(self.clock_parameter())
+        .bind(new.id.0)
+        .bind(&new.tenant.0)
+        .bind(new.purpose.as_str())
+        .bind(&new.filename)
+        .bind(new.expires_at.map(|at| at.0));
+        file(&self.fetch_one(insert).await?)
+    }
+
+    async fn put_chunk(&self, id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        let put = query(PUT_CHUNK);
+        self.execute(put.bind(id.0).bind(i64::from(number)).bind(bytes)).await.map(drop)
+    }
+
+    async fn complete_file(
+        &self,
+        id: FileId,
+        size_bytes: u64,
+        expires_at: Option<Timestamp>,
+    ) -> Result<(), StoreError> {
+        self.execute(complete(id, size_bytes, expires_at)).await.map(drop)
+    }
+
+    async fn file(&self, tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError> {
+        let found = concat!("SELECT * FROM files WHERE id = $2 AND tenant = $3 AND ", visible!());
+        let found = query(found).bind(self.clock_parameter()).bind(id.0).bind(&tenant.0);
+        self.fetch_optional(found).await?.as_ref().map(file).transpose()
+    }
+
+    async fn files(
+        &self,
+        tenant: &Tenant,
+        purpose: Option<FilePurpose>,
+        page: Page<FileId>,
+    ) -> Result<Vec<StoredFile>, StoreError> {
+        let found = if page.ascending { page_sql!(">", "ASC") } else { page_sql!("<", "DESC") };
+        let found = query(found)
+            .bind(self.clock_parameter())
+            .bind(&tenant.0)
+            .bind(purpose.map(FilePurpose::as_str))
+            .bind(page.after.map(|id| id.0))
+            .bind(i64::from(page.limit));
+        self.fetch_all(found).await?.iter().map(file).collect()
+    }
+
+    async fn chunk(&self, id: FileId, number: u32) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = query("SELECT content FROM file_chunks WHERE file_id = $1 AND number = $2");
+        let row = self.fetch_optional(found.bind(id.0).bind(i64::from(number))).await?;
+        row.map(|row| rows::get(&row, "content")).transpose()
+    }
+
+    async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError> {
+        let delete = concat!(
+            "DELETE FROM files WHERE id = $2 AND tenant = $3 AND ",
+            visible!(),
+            " AND ",
+            unused!()
+        );
+        let delete = query(delete).bind(self.clock_parameter()).bind(id.0).bind(&tenant.0);
+        if self.execute(delete).await? > 0 {
+            return Ok(FileDeletion::Deleted);
+        }
+        let is_known = self.file(tenant, id).await?.is_some();
+        Ok(if is_known { FileDeletion::InUse } else { FileDeletion::NotFound })
+    }
+
+    async fn abandon_file(&self, id: FileId) -> Result<(), StoreError> {
+        let delete = query("DELETE FROM files WHERE id = $1 AND size_bytes IS NULL");
+        self.execute(delete.bind(id.0)).await.map(drop)
+    }
+
+    async fn sweep_files(&self) -> Result<u64, StoreError> {
+        let sweep = concat!(
+            "DELETE FROM files WHERE (size_bytes IS NULL AND created_at < ",
+            now!(),
+            " - $2) OR (expires_at <= ",
+            now!(),
+            " AND ",
+            unused!(),
+            ")"
+        );
+        let incomplete = rows::milliseconds(INCOMPLETE_MAX);
+        self.execute(query(sweep).bind(self.clock_parameter()).bind(incomplete)).await
+    }
+}

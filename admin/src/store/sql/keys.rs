@@ -1,0 +1,84 @@
+//! API keys.
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use tritmill_queue::{StoreError, Tenant};
+
+use super::{LOCK_KEYS, Query, Row, SqlStore, query, rows, storable};
+use crate::store::keys::{ApiKey, KeyHash, Keys};
+
+fn insert<'q>(
+    store: &SqlStore,
+    key: &'q ApiKey,
+    hash: &'q KeyHash,
+) -> Result<Query<'q>, StoreError> {
+    storable("tenant", &key.tenant.0)?;
+    storable("name", &key.name)?;
+    Ok(query(concat!(
+        "INSERT INTO api_keys (id, hash, tenant, role, name, created_at)
+         VALUES ($2, $3, $4, $5, $6, ",
+        now!(),
+        ")"
+    ))
+    .bind(store.clock_parameter())
+    .bind(key.id)
+    .bind(hash.as_slice())
+    .bind(&key.tenant.0)
+    .bind(key.role.as_str())
+    .bind(&key.name))
+}
+
+pub(super) fn key(row: &Row) -> Result<ApiKey, StoreError> {
+    Ok(ApiKey {
+        id: rows::get(row, "id")?,
+        tenant: Tenant(rows::get(row, "tenant")?),
+        role: rows::word(row, "role")?,
+        name: rows::get(row, "name")?,
+        created_at: rows::time(row, "created_at")?,
+        revoked_at: rows::time_or_none(row, "revoked_at")?,
+    })
+}
+
+#[async_trait]
+impl Keys for SqlStore {
+    async fn add_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<(), StoreError> {
+        self.execute(insert(self, key, hash)?).await.map(drop)
+    }
+
+    async fn add_first_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<bool, StoreError> {
+        let insert = insert(self, key, hash)?;
+        self.within(async {
+            let mut tx = self.begin().await?;
+            // If two calls are concurrent, the second waits and then sees the key of the first.
+            query(LOCK_KEYS).execute(&mut *tx).await?;
+            let first = query("SELECT 1 AS found FROM api_keys LIMIT 1");
+            if first.fetch_optional(&mut *tx).await?.is_some() {
+                return Ok(false);
+            }
+            insert.execute(&mut *tx).await?;
+            tx.commit().await?;
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn key(&self, hash: &KeyHash) -> Result<Option<ApiKey>, StoreError> {
+        let found = query("SELECT * FROM api_keys WHERE hash = $1 AND revoked_at IS NULL");
+        self.fetch_optional(found.bind(hash.as_slice())).await?.as_ref().map(key).transpose()
+    }
+
+    async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
+        let all = query("SELECT * FROM api_keys ORDER BY created_at, id");
+        self.fetch_all(all).await?.iter().map(key).collect()
+    }
+
+    async fn revoke_key(&self, id: Uuid) -> Result<bool, StoreError> {
+        let revoke = concat!(
+            "UPDATE api_keys SET revoked_at = ",
+            now!(),
+            " WHERE id = $2 AND revoked_at IS NULL"
+        );
+        Ok(self.execute(query(revoke).bind(self.clock_parameter()).bind(id)).await? == 1)
+    }
+}

@@ -1,0 +1,78 @@
+//! The SQLite part of the modules in `store/sql`: fragments of SQL, and what else differs.
+//!
+//! No statement locks rows: a transaction holds the write lock from its start.
+
+use tables::rows::{hex, to_json};
+use tritmill_queue::StoreError;
+pub(super) use tritmill_queue::store::{SqliteStore as SqlStore, tables::sqlite as tables};
+
+/// The time in milliseconds; `$1` is the store's clock parameter.
+macro_rules! now {
+    () => {
+        "$1"
+    };
+}
+
+/// A text parameter that holds a JSON document.
+macro_rules! as_json {
+    ($parameter:literal) => {
+        $parameter
+    };
+}
+
+/// Matches any item of an `id_list` or a [`bytes_list`].
+macro_rules! any_of {
+    ($parameter:literal) => {
+        concat!("IN (SELECT unhex(value) FROM json_each(", $parameter, "))")
+    };
+}
+
+/// Matches any text of a `text_list`.
+macro_rules! any_text {
+    ($parameter:literal) => {
+        concat!("IN (SELECT value FROM json_each(", $parameter, "))")
+    };
+}
+
+/// Nothing to lock.
+macro_rules! for_update {
+    () => {
+        ""
+    };
+}
+
+/// Nothing to lock.
+macro_rules! skip_locked {
+    () => {
+        ""
+    };
+}
+
+#[path = "sql/mod.rs"]
+mod sql;
+
+/// Adds a JSON list of pairs of a hash, in hexadecimal digits, and a line.
+pub(super) const ADD_CUSTOM_IDS: &str = "
+INSERT INTO batch_custom_ids (batch_id, custom_id, line)
+SELECT $1, unhex(value ->> 0), value ->> 1 FROM json_each($2) WHERE true
+ON CONFLICT (batch_id, custom_id) DO NOTHING";
+
+/// Nothing to lock.
+pub(super) const LOCK_KEYS: &str = "SELECT 1";
+
+/// Returns a list of bytes for `any_of`.
+pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> String {
+    to_json(&list.iter().map(|bytes| hex(bytes)).collect::<Vec<_>>())
+}
+
+/// Releases every batch, whose lease counts as lost. Only for the one process that owns the file, at its start:
+/// the holders of those leases are gone.
+///
+/// # Errors
+/// If the file cannot be written.
+pub async fn release_batches(store: &SqlStore) -> Result<(), StoreError> {
+    let release = "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL,
+                          lost_leases = lost_leases + 1
+                   WHERE lease_until IS NOT NULL";
+    store.execute(tables::query(release)).await.map(drop)
+}

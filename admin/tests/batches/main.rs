@@ -1,0 +1,266 @@
+//! Batches in Postgres and SQLite: claims by turns, leases, and what a step writes.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[allow(dead_code, unused_macros, reason = "the suite of jobs runs in tests/store.rs")]
+#[path = "../../../queue/tests/conformance/mod.rs"]
+mod conformance;
+mod steps;
+#[path = "../../../queue/tests/stores/mod.rs"]
+mod stores;
+
+use std::{sync::Arc, time::Duration};
+
+use conformance::{LEASE, answer, by, finished, job, queue};
+use stores::{Rig, all};
+use tritmill_admin::store::{
+    Batch, BatchId, BatchState, FileId, FrontStore as TestStore,
+    batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, WebhookBounds},
+    batches::{BatchFilter, BatchTimes, Creation},
+    files::{FileDeletion, FilePurpose, StoredFile},
+    step_state::{FilePosition, StepState},
+    webhooks::{Webhook, WebhookSecret},
+};
+use tritmill_queue::{
+    Job, Priority, Tenant, Timestamp,
+    store::{CancelledJobs, Page},
+};
+
+const MANY: u32 = 1000;
+const ANY: WebhookBounds<'_> =
+    WebhookBounds { max: 9, per_host: 9, per_tenant: 9, busy_hosts: &[], busy_tenants: &[] };
+
+fn tenant(name: &str) -> Tenant {
+    Tenant(name.to_owned())
+}
+
+fn file(owner: &Tenant) -> StoredFile {
+    StoredFile {
+        id: FileId::generate(),
+        tenant: owner.clone(),
+        purpose: FilePurpose::Batch,
+        filename: "in.jsonl".into(),
+        size_bytes: 0,
+        created_at: Timestamp::default(),
+        expires_at: None,
+    }
+}
+
+fn batch(owner: &Tenant, input: FileId) -> Batch {
+    Batch {
+        id: BatchId::generate(),
+        tenant: owner.clone(),
+        state: BatchState::Validating,
+        endpoint: "/v1/completions".into(),
+        input,
+        completion_window: "24h".into(),
+        priority: Priority::Low,
+        metadata: None,
+        output_expires_s: None,
+        created_at: Timestamp(1),
+        expires_at: Timestamp(i64::MAX),
+        at: BatchTimes::default(),
+        queue: None,
+        lines: 0,
+        refused: 0,
+        submitted: FilePosition::default(),
+        completed: 0,
+        failed: 0,
+        usage: None,
+        errors: Vec::new(),
+        output: None,
+        error_file: None,
+        overdue: false,
+        idempotency_key: None,
+        webhook: None,
+        steps: StepState::default(),
+    }
+}
+
+/// Creates a complete file and a batch with it.
+async fn create(store: &Arc<dyn TestStore>, owner: &Tenant) -> Batch {
+    let input = file(owner);
+    store.create_file(&input).await.unwrap();
+    store.complete_file(input.id, 1, None).await.unwrap();
+    let new = batch(owner, input.id);
+    assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
+    new
+}
+
+/// Claims a batch, released or suspect.
+async fn claim(store: &Arc<dyn TestStore>) -> Option<BatchClaim> {
+    let released = claim_of(store, Claimable::Released, 1).await.pop();
+    match released {
+        None => claim_of(store, Claimable::Suspect, 1).await.pop(),
+        found => found,
+    }
+}
+
+async fn claim_of(store: &Arc<dyn TestStore>, which: Claimable, max: u32) -> Vec<BatchClaim> {
+    store.claim_batches(which, by("driver"), max).await.unwrap()
+}
+
+/// Releases a claim; the next step is due at once.
+async fn release(store: &Arc<dyn TestStore>, claim: &BatchClaim) {
+    store.release_batch(claim.batch.id, claim.epoch, Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn batch_has_one_driver_and_old_epochs_are_fenced() {
+    all(async |rig: Rig| {
+        let (store, acme) = (&rig.store, tenant("acme"));
+        let new = create(store, &acme).await;
+        let mut first = claim(store).await.unwrap();
+        assert_eq!(first.batch, new);
+        assert!(claim(store).await.is_none());
+        rig.advance(LEASE);
+        let second = claim(store).await.unwrap();
+        first.batch.enter(BatchState::InProgress, Timestamp(5));
+        let lines: Vec<Job> = vec![Job { id: new.id.job(1), ..job() }];
+        let along = BatchWrites { jobs: &lines, ..BatchWrites::default() };
+        assert!(!store.save_batch(&first, along).await.unwrap());
+        assert!(!store.renew_batch(new.id, first.epoch, LEASE).await.unwrap());
+        assert_eq!(store.range_progress(new.id.all_jobs()).await.unwrap().queued, 0);
+        assert_eq!(store.batch(&acme, new.id).await.unwrap().unwrap(), new);
+        let held = BatchClaim { epoch: second.epoch, ..first };
+        // Repeated, as after a lost response.
+        assert!(store.save_batch(&held, along).await.unwrap());
+        assert!(store.save_batch(&held, along).await.unwrap());
+        assert_eq!(store.range_progress(new.id.all_jobs()).await.unwrap().queued, 1);
+        assert!(store.renew_batch(new.id, second.epoch, LEASE).await.unwrap());
+        release(store, &second).await;
+        assert_eq!(claim(store).await.unwrap().batch, held.batch);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn cancelled_batch_ends_its_drivers_claim() {
+    all(async |Rig { store, .. }| {
+        let (acme, other) = (tenant("acme"), tenant("other"));
+        let new = create(&store, &acme).await;
+        let held = claim(&store).await.unwrap();
+        assert_eq!(store.cancel_batch(&other, new.id).await.unwrap(), None);
+        assert_eq!(store.batch(&other, new.id).await.unwrap(), None);
+        let in_use = store.delete_file(&acme, new.input).await.unwrap();
+        assert_eq!(in_use, FileDeletion::InUse);
+        let cancelling = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
+        assert_eq!(cancelling.state, BatchState::Cancelling);
+        assert!(!store.save_batch(&held, BatchWrites::default()).await.unwrap());
+        let mut held = claim(&store).await.unwrap();
+        held.batch.enter(BatchState::Cancelled, Timestamp(9));
+        let output = file(&acme);
+        store.create_file(&output).await.unwrap();
+        let files = [(output.id, 0, None)];
+        assert!(
+            store
+                .save_batch(&held, BatchWrites { files: &files, ..BatchWrites::default() })
+                .await
+                .unwrap()
+        );
+        assert!(store.file(&acme, output.id).await.unwrap().is_some());
+        release(&store, &held).await;
+        assert!(claim(&store).await.is_none(), "it is finished");
+        let again = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
+        assert_eq!(again.state, BatchState::Cancelled);
+        assert_eq!(store.delete_file(&acme, new.input).await.unwrap(), FileDeletion::Deleted);
+        let page = Page { after: None, limit: 9, ascending: false };
+        assert_eq!(store.batches(&acme, page).await.unwrap().len(), 1);
+        assert!(store.batches(&other, page).await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn idempotency_key_makes_one_batch_per_tenant() {
+    all(async |Rig { store, .. }| {
+        let (acme, other) = (tenant("acme"), tenant("other"));
+        let first = create(&store, &acme).await;
+        let keyed = |of: &Tenant| Batch {
+            id: BatchId::generate(),
+            tenant: of.clone(),
+            idempotency_key: Some("k".to_owned()),
+            ..first.clone()
+        };
+        let new = keyed(&acme);
+        assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
+        let known = store.create_batch(&keyed(&acme), MANY).await.unwrap();
+        assert_eq!(known, Creation::Known(Box::new(new)));
+        let known = store.create_batch(&keyed(&acme), 1).await.unwrap();
+        assert!(matches!(known, Creation::Known(_)), "a known batch is returned at the limit, too");
+        assert_eq!(store.create_batch(&keyed(&other), MANY).await.unwrap(), Creation::New);
+        let page = Page { after: None, limit: 9, ascending: false };
+        assert_eq!(store.batches(&acme, page).await.unwrap().len(), 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn webhook_is_due_from_the_end_of_the_batch_until_delivered() {
+    all(async |rig: Rig| {
+        let store = &rig.store;
+        let mut batch = create(store, &tenant("acme")).await;
+        let mut held = claim(store).await.unwrap();
+        let secret = WebhookSecret("s".to_owned());
+        let url = "https://a.example/".to_owned();
+        let told = || async { store.claim_webhooks(by("a"), ANY).await.unwrap() };
+        held.batch.webhook =
+            Some(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None });
+        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
+        assert!(told().await.is_empty(), "the batch is unfinished");
+        held.batch.enter(BatchState::Completed, Timestamp(9));
+        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
+        assert!(told().await.is_empty(), "the driver still has the claim");
+        release(store, &held).await;
+        let mut telling = told().await.pop().unwrap();
+        assert_eq!(telling.batch, held.batch);
+        assert!(told().await.is_empty(), "it is claimed");
+        rig.advance(LEASE * 2);
+        let again = told().await.pop().unwrap();
+        assert!(
+            !store.save_batch(&telling, BatchWrites::default()).await.unwrap(),
+            "it came too late"
+        );
+        telling = again;
+        let later = store.now().await.unwrap().after(Duration::from_secs(60));
+        telling.batch.webhook.as_mut().unwrap().next_at = Some(later);
+        assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
+        release(store, &telling).await;
+        assert!(told().await.is_empty(), "the next call is not due");
+        rig.advance(Duration::from_secs(61));
+        let mut telling = told().await.pop().unwrap();
+        telling.batch.webhook.as_mut().unwrap().ended_at = Some(later);
+        assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
+        release(store, &telling).await;
+        rig.advance(LEASE * 2);
+        assert!(told().await.is_empty(), "delivery has ended");
+        batch = store.batch(&batch.tenant, batch.id).await.unwrap().unwrap();
+        assert_eq!(batch, telling.batch);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn jobs_of_a_batch_are_counted_read_and_cancelled_by_its_id() {
+    all(async |Rig { store, .. }| {
+        let id = BatchId::generate();
+        let mut jobs: Vec<Job> =
+            (1..=3).map(|line| Job { id: id.job(line), queue: queue(), ..job() }).collect();
+        jobs.push(job());
+        store.submit(&jobs).await.unwrap();
+        let claims = store.claim(&[id.job(2)], by("w")).await.unwrap();
+        store.finish(&[finished(claims[0].claim_ref(), answer("a"))]).await.unwrap();
+        let cancelled = store.cancel_range(id.all_jobs(), 1).await.unwrap();
+        assert_eq!(cancelled, CancelledJobs { jobs: 1, more: true });
+        let cancelled = store.cancel_range(id.all_jobs(), 9).await.unwrap();
+        assert_eq!(cancelled, CancelledJobs { jobs: 1, more: false });
+        assert_eq!(store.cancel_range(id.all_jobs(), 9).await.unwrap().jobs, 0);
+        let progress = store.range_progress(id.all_jobs()).await.unwrap();
+        assert_eq!((progress.completed, progress.cancelled, progress.queued), (1, 2, 0));
+        let ends = store.ended_in_range(id.jobs(2, 3)).await.unwrap();
+        let read: Vec<_> =
+            ends.iter().map(|end| (id.line(end.id), end.outcome.is_some())).collect();
+        assert_eq!(read, [(Some(2), true), (Some(3), false)]);
+    })
+    .await;
+}

@@ -1,0 +1,179 @@
+//! The last part of a step: the final norm and the head, for the rows that the chunks request. The largest logits of a row
+//! come from the head's [screen](super::screen), where there is one.
+
+use std::sync::Arc;
+
+use super::{
+    backend::CpuBackend,
+    buffers::{Buffers, HeadRow, Scratch, resized, with_scratch},
+    disjoint::Disjoint,
+    head::{HEAD_ROWS, Head},
+    screen::ScreenInput,
+    tiles::tile_tasks,
+};
+use crate::{
+    backend::{Chunk, Logits, ScreenedRow},
+    formats::{PackedMatrix, TILE_ROWS},
+    kernels::{
+        self, Digits, GroupShape,
+        float::{KvElement, Values},
+    },
+    sampling::{Largest, Remainder, Threshold, TokenLogit},
+};
+
+impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
+    /// Computes the final norm and the head for the rows that the chunks request.
+    pub(super) fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) {
+        let weights = Arc::clone(&self.weights);
+        let (config, head) = (weights.config(), &weights.head);
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let Buffers { residual, head_rows, questions, head_rows_all, head_rows_largest, .. } =
+            &mut self.buffers;
+        head_rows.clear();
+        questions.clear();
+        let mut first = 0;
+        for chunk in chunks {
+            let last = first + chunk.tokens.len();
+            let pays =
+                |question: &Largest| head.screen().is_some_and(|s| s.pays_for(question.count));
+            for (row, question) in chunk.logits.wanted(first..last) {
+                let question = question.filter(pays);
+                let all = question.is_none();
+                let place = if all { head_rows.len() - questions.len() } else { questions.len() };
+                head_rows.push(HeadRow { row, all, place });
+                questions.extend(question);
+            }
+            first = last;
+        }
+        head_rows_all.resize((head_rows.len() - questions.len()) * hidden, 0.0);
+        head_rows_largest.resize(questions.len() * hidden, 0.0);
+        let (all_out, largest_out) =
+            (Disjoint::new(head_rows_all), Disjoint::new(head_rows_largest));
+        let kernels = self.kernels;
+        self.pool.run(head_rows.len(), &|task| {
+            let HeadRow { row, all, place } = head_rows[task];
+            let out = if all { all_out } else { largest_out };
+            // SAFETY: each task has a different place.
+            let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
+            let x = &residual[row * hidden..(row + 1) * hidden];
+            kernels.rms_norm(x, &weights.final_norm, config.stream_norm_eps(), out);
+        });
+        logits.clear(vocab);
+        logits.lay_out(head_rows.iter().map(|row| row.all));
+        if let Some(screen) = head.screen() {
+            let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
+            let input = ScreenInput { head, kernels, isa, xs, questions };
+            let kept = logits.keep(questions.iter().map(|question| question.others_follow));
+            screen.largest(&input, kept, &mut self.pool, &mut self.screen_state);
+            logits.set_largest(self.screen_state.found());
+        }
+        self.whole_head(head, vocab, logits.all_mut());
+    }
+
+    /// Finds the tokens of a row with at least a logit: see [`Screening::at_least`](crate::backend::Screening).
+    pub(super) fn find_at_least(
+        &mut self,
+        kept: ScreenedRow<'_>,
+        threshold: Threshold,
+        found: &mut Vec<TokenLogit>,
+    ) -> Option<Remainder> {
+        let weights = Arc::clone(&self.weights);
+        let (head, kernels) = (&weights.head, self.kernels);
+        let screen = head.screen()?;
+        let questions = &[Largest::logits(1)];
+        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, questions };
+        let rest =
+            screen.at_least(&input, kept, threshold, &mut self.pool, &mut self.screen_state)?;
+        found.clear();
+        found.extend(self.screen_state.found().flatten());
+        Some(rest)
+    }
+
+    /// Computes the logits of some tokens: see [`Screening::logits_of`](crate::backend::Screening).
+    pub(super) fn logits_of_tokens(
+        &mut self,
+        kept: ScreenedRow<'_>,
+        tokens: &[u32],
+        found: &mut Vec<TokenLogit>,
+    ) {
+        let weights = Arc::clone(&self.weights);
+        let (head, kernels) = (&weights.head, self.kernels);
+        let screen = head.screen().expect("positions are kept by screens only");
+        let questions = &[Largest::logits(1)];
+        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, questions };
+        screen.logits_of(&input, tokens, &mut self.pool, &mut self.screen_state);
+        found.extend(self.screen_state.found().flatten());
+    }
+
+    /// Computes all logits of one hidden row, after the norm. // (vocab,)
+    pub(super) fn all_logits_of(&mut self, hidden: &[f32], logits: &mut Vec<f32>) {
+        let weights = Arc::clone(&self.weights);
+        let vocab = weights.config().vocab_size;
+        self.buffers.head_rows_all.clear();
+        self.buffers.head_rows_all.extend_from_slice(hidden);
+        logits.resize(vocab, 0.0);
+        self.whole_head(&weights.head, vocab, logits);
+    }
+
+    /// Computes all logits of `head_rows_all`. // (rows, vocab)
+    fn whole_head(&mut self, head: &Head, vocab: usize, logits: &mut [f32]) {
+        if let Some(matrix) = head.ternary() {
+            return self.ternary_head(matrix, logits);
+        }
+        let n = logits.len() / vocab;
+        let out = Disjoint::new(logits);
+        let (kernels, xs) = (self.kernels, &self.buffers.head_rows_all);
+        let tasks = if n == 0 { 0 } else { vocab.div_ceil(HEAD_ROWS) };
+        self.pool.run(tasks, &|task| {
+            let first = task * HEAD_ROWS;
+            let count = HEAD_ROWS.min(vocab - first);
+            with_scratch(|scratch| {
+                let Scratch { floats, more_floats, .. } = scratch;
+                let floats = resized(floats, n * count);
+                head.logits(kernels, first, count, xs, more_floats, floats);
+                for (row, part) in floats.chunks_exact(count).enumerate() {
+                    let start = row * vocab + first;
+                    // SAFETY: each task writes its own columns.
+                    unsafe { out.part(start..start + count) }.copy_from_slice(part);
+                }
+            });
+        });
+    }
+
+    /// Computes all logits of `head_rows_all` with a ternary head, a linear with scales of groups. Its input always has two
+    /// digits. // (rows, vocab)
+    fn ternary_head(&mut self, head: &PackedMatrix, logits: &mut [f32]) {
+        let (vocab, hidden) = (head.rows(), head.cols());
+        let rows = logits.len() / vocab;
+        let Some(group) = head.group().filter(|_| rows > 0) else { return };
+        let (isa, kernels, digits) = (self.isa, self.kernels, Digits::Two);
+        let Buffers { head_rows_all, head_input, tile_tasks: tasks, .. } = &mut self.buffers;
+        let shape = GroupShape { format: head.format(), digits, cols: hidden, group };
+        head_input.reset(shape, rows);
+        let writer = head_input.writer();
+        self.pool.run(rows, &|r| {
+            with_scratch(|scratch| {
+                let Scratch { bytes, scales, .. } = scratch;
+                let bytes = resized(bytes, digits.count() * hidden);
+                let scales = resized(scales, shape.scales());
+                let row = &head_rows_all[r * hidden..(r + 1) * hidden];
+                kernels.quantize_groups(row, digits, bytes, scales);
+                // SAFETY: each task writes its own row.
+                unsafe { writer.set_row(r, bytes, scales) };
+            });
+        });
+        tile_tasks(isa, &[head], rows, self.pool.threads(), tasks);
+        let (tasks, input, out) = (&tasks[..], &*head_input, Disjoint::new(logits));
+        self.pool.run(tasks.len(), &|task| {
+            let (_, tiles) = tasks[task].clone();
+            let (start, stride) = (tiles.start * TILE_ROWS, tiles.len() * TILE_ROWS);
+            with_scratch(|scratch| {
+                let values = resized(&mut scratch.values, rows * stride);
+                kernels::gemm_groups(isa, head, tiles, input, values);
+                // SAFETY: each task writes its own columns.
+                let columns = unsafe { out.columns(vocab, start..(start + stride).min(vocab)) };
+                kernels.set_values(&Values { values, stride }, columns);
+            });
+        });
+    }
+}

@@ -1,0 +1,98 @@
+//! The tokens with at least some logit, found from the first estimates that a search has left.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{
+    copies::{SCREEN_SHARE, Screen},
+    estimates::{Estimates, ScreenInput},
+    split_rows,
+    state::{FoundAtLeast, ScreenState},
+};
+use crate::{
+    backend::{ScreenedRow, cpu::buffers::with_scratch, cpu::pool::Pool},
+    math,
+    sampling::{Remainder, Threshold},
+};
+
+/// Head rows of a task.
+const TASK_ROWS: usize = 1536;
+/// Factor greater than the roundings of a sum of weights.
+const WEIGHT_ROUND_UP: f64 = 1.0 + 1e-9;
+
+impl Screen {
+    /// Computes the logits of the tokens that can have at least the threshold's logit, and stores them in [`ScreenState::found`].
+    /// Returns what is known of the others. `None` if they are more than a share of the vocabulary; then nothing is found.
+    ///
+    /// `input` has one row, of which `kept` is kept.
+    pub fn at_least(
+        &self,
+        input: &ScreenInput<'_>,
+        kept: ScreenedRow<'_>,
+        threshold: Threshold,
+        pool: &mut Pool,
+        state: &mut ScreenState,
+    ) -> Option<Remainder> {
+        let (vocab, width) = (self.scales.len(), input.xs.len());
+        let Threshold { logit, close, temperature } = threshold;
+        // Estimates of the whole int8 are as close as they can be.
+        let lowest = if kept.from_six { logit - close } else { logit };
+        split_rows(input, width, pool, &mut state.digits);
+        let estimates = Estimates { screen: self, input, digits: &state.digits };
+        let six = self.six.as_ref().filter(|_| kept.from_six);
+        let found = state.at_least.get_mut().unwrap_or_else(PoisonError::into_inner);
+        found.tokens.clear();
+        (found.far, found.close) = (0.0, 0.0);
+        // Enough for all results, so that most steps allocate nothing.
+        found.tokens.reserve(vocab / SCREEN_SHARE + TASK_ROWS);
+        let found = &state.at_least;
+        pool.run(vocab.div_ceil(TASK_ROWS), &|task| {
+            let range = task * TASK_ROWS..((task + 1) * TASK_ROWS).min(vocab);
+            let bounds = estimates.kept_bounds(six, 0, range.clone());
+            let first = &kept.estimates[range.clone()];
+            let far = input.kernels.weigh_below(&bounds, lowest, temperature, first);
+            with_scratch(|scratch| {
+                let (positions, uppers) = (&mut scratch.positions, &mut scratch.floats);
+                positions.clear();
+                positions.reserve(range.len());
+                input.kernels.select_candidates(&bounds, None, lowest, first, positions);
+                uppers.clear();
+                uppers.reserve(range.len());
+                // Keeps the positions that can have the logit, NaN included.
+                positions.retain(|position| {
+                    if six.is_none() {
+                        return true;
+                    }
+                    let (_, estimate, bound) = estimates.refined(0, range.start + position, None);
+                    let upper = estimate + bound;
+                    let is_below = upper < logit;
+                    if is_below {
+                        uppers.push(upper);
+                    }
+                    !is_below
+                });
+                let close = input.kernels.weigh_values(uppers, logit, temperature);
+                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                found
+                    .tokens
+                    .extend(positions.iter().map(|position| (range.start + position) as u32));
+                found.far += f64::from(far);
+                found.close += f64::from(close);
+            });
+        });
+        let found = state.at_least.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (far, close, mut tokens) = (found.far, found.close, std::mem::take(&mut found.tokens));
+        let are_few = tokens.len() * SCREEN_SHARE <= vocab;
+        state.clear();
+        if are_few {
+            tokens.sort_unstable();
+            state.push_list(tokens.iter().copied());
+        }
+        state.at_least = Mutex::new(FoundAtLeast { tokens, ..FoundAtLeast::default() });
+        if !are_few {
+            return None;
+        }
+        self.compute_found(input, width, pool, state);
+        let share = math::exp((f64::from(lowest) - f64::from(logit)) / f64::from(temperature));
+        Some(Remainder { below: logit, weight: (far * share + close) * WEIGHT_ROUND_UP })
+    }
+}

@@ -1,0 +1,15 @@
+//! GGUF files: the container, and a model in it.
+
+pub(crate) mod config;
+pub(crate) mod container;
+pub(crate) mod file;
+mod keys;
+pub(crate) mod names;
+mod pieces;
+mod rope;
+mod tensors;
+pub(crate) mod tokenizer;
+pub(crate) mod vocabulary;
+pub(crate) mod write;
+
+pub use container::{Array, Gguf, TensorEntry, Value, parse};

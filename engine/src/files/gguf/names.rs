@@ -1,0 +1,54 @@
+//! Names of tensors in GGUF files, by role.
+
+use crate::config::{Linear, Norm};
+
+/// The embedding.
+pub(crate) const EMBEDDING: &str = "token_embd.weight";
+/// The head of models that do not share it with the embedding.
+pub(crate) const HEAD: &str = "output.weight";
+/// Divisors of the RoPE frequencies, by which converters write the scaling of Llama 3.1.
+pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
+/// The same for MiniCPM4: within the original context, and beyond it, which is refused.
+pub(crate) const LONGROPE_DIVISORS: [&str; 2] =
+    ["rope_factors_short.weight", "rope_factors_long.weight"];
+/// Key of the list of all end tokens, in files from [`crate::files::convert()`].
+pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
+/// Key of the merges of SentencePiece's BPE, in files from [`crate::files::convert()`] where their order does not follow from the
+/// scores of the pieces.
+pub(crate) const MERGES_KEY: &str = "tritmill.merges";
+
+/// Returns the name of a linear's tensor in the file.
+pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
+    format!("blk.{layer}.{}.weight", linear_role(linear))
+}
+
+/// Returns the name of a linear's bias in the file.
+pub(crate) fn bias_name(layer: usize, linear: Linear) -> String {
+    format!("blk.{layer}.{}.bias", linear_role(linear))
+}
+
+fn linear_role(linear: Linear) -> &'static str {
+    match linear {
+        Linear::Q => "attn_q",
+        Linear::K => "attn_k",
+        Linear::V => "attn_v",
+        Linear::O => "attn_output",
+        Linear::Gate => "ffn_gate",
+        Linear::Up => "ffn_up",
+        Linear::Down => "ffn_down",
+    }
+}
+
+/// Returns the name of a norm's tensor in the file; the format has no per-linear norms.
+pub(crate) fn norm_name(norm: Norm) -> Option<String> {
+    Some(match norm {
+        Norm::Attention(layer) => format!("blk.{layer}.attn_norm.weight"),
+        Norm::AttentionSub(layer) => format!("blk.{layer}.attn_sub_norm.weight"),
+        Norm::Query(layer) => format!("blk.{layer}.attn_q_norm.weight"),
+        Norm::Key(layer) => format!("blk.{layer}.attn_k_norm.weight"),
+        Norm::FeedForward(layer) => format!("blk.{layer}.ffn_norm.weight"),
+        Norm::FeedForwardSub(layer) => format!("blk.{layer}.ffn_sub_norm.weight"),
+        Norm::Final => "output_norm.weight".to_owned(),
+        Norm::Linear(..) => return None,
+    })
+}

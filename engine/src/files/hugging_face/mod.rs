@@ -1,0 +1,13 @@
+//! Hugging Face folders: their JSON files, and safetensors.
+
+#[doc(hidden)]
+pub mod config;
+pub(crate) mod folder;
+mod json_keys;
+pub(crate) mod names;
+pub(crate) mod python_json;
+pub(crate) mod rope;
+#[doc(hidden)]
+pub mod safetensors;
+mod tensors;
+pub(crate) mod write;

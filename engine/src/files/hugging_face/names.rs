@@ -1,0 +1,39 @@
+//! Names of tensors in Hugging Face folders, by role.
+
+use crate::config::{Linear, Norm};
+
+/// Returns the module path of a linear inside its layer.
+pub(crate) fn linear_module(linear: Linear) -> &'static str {
+    match linear {
+        Linear::Q => "self_attn.q_proj",
+        Linear::K => "self_attn.k_proj",
+        Linear::V => "self_attn.v_proj",
+        Linear::O => "self_attn.o_proj",
+        Linear::Gate => "mlp.gate_proj",
+        Linear::Up => "mlp.up_proj",
+        Linear::Down => "mlp.down_proj",
+    }
+}
+
+/// Returns the name of a linear's tensor in the folder.
+pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
+    format!("model.layers.{layer}.{}.weight", linear_module(linear))
+}
+
+/// Returns the name of a norm's tensor in the folder.
+pub(crate) fn norm_name(norm: Norm) -> String {
+    match norm {
+        Norm::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
+        Norm::Query(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
+        Norm::Key(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
+        Norm::AttentionSub(layer) => format!("model.layers.{layer}.self_attn.attn_sub_norm.weight"),
+        Norm::FeedForward(layer) => {
+            format!("model.layers.{layer}.post_attention_layernorm.weight")
+        }
+        Norm::FeedForwardSub(layer) => format!("model.layers.{layer}.mlp.ffn_sub_norm.weight"),
+        Norm::Linear(layer, linear) => {
+            format!("model.layers.{layer}.{}.rms_norm.weight", linear_module(linear))
+        }
+        Norm::Final => "model.norm.weight".to_owned(),
+    }
+}

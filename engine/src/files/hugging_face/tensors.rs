@@ -1,0 +1,218 @@
+//! Assigns safetensors to roles: for each matrix and norm, the tensor of a Hugging Face folder, its
+//! type, and the location of its bytes.
+
+use std::collections::HashMap;
+
+use super::{
+    config::WeightStorage,
+    names::{linear_module, linear_name, norm_name},
+    safetensors::{Dtype, TensorEntry},
+};
+use crate::{
+    config::{Linear, ModelConfig, Norm},
+    files::{
+        encodings::{
+            blocks::GROUP_MIN,
+            dense::{DenseType, widen},
+            stored::Packing,
+        },
+        error::{ModelError, Problem, shorten},
+        mmap::Bytes,
+        parts::{DenseTensor, Span, Tensors, TernaryTensor},
+        roles::{biases, norm_len, norms},
+    },
+    formats::Scale,
+};
+
+/// Assigns a tensor of the files to each role of the model.
+///
+/// # Errors
+/// Names the first tensor that is missing, has the wrong type or shape, or has no role.
+pub(crate) fn find(
+    entries: HashMap<String, (usize, TensorEntry)>,
+    files: &[Bytes],
+    config: &ModelConfig,
+    storage: WeightStorage,
+) -> Result<Tensors, ModelError> {
+    let mut finder = Finder { entries, files };
+    let tensors = finder.tensors(config, storage)?;
+    finder.refuse_leftovers(config)?;
+    Ok(tensors)
+}
+
+/// Takes tensors out of the files' listing, one role at a time.
+struct Finder<'a> {
+    entries: HashMap<String, (usize, TensorEntry)>,
+    files: &'a [Bytes],
+}
+
+impl Finder<'_> {
+    fn tensors(
+        &mut self,
+        config: &ModelConfig,
+        storage: WeightStorage,
+    ) -> Result<Tensors, ModelError> {
+        if config.group_scales {
+            self.check_groups(config)?;
+        }
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = self.dense("model.embed_tokens.weight".to_owned(), &[vocab, hidden])?;
+        let head = (!config.tied_head)
+            .then(|| self.dense("lm_head.weight".to_owned(), &[vocab, hidden]))
+            .transpose()?;
+        // Not reserved ahead: a false layer count must fail at the first missing tensor.
+        let mut linears = Vec::new();
+        for layer in 0..config.layer_count {
+            let mut of_layer = Vec::with_capacity(Linear::ALL.len());
+            for linear in Linear::ALL {
+                let (rows, cols) = config.linear_shape(linear);
+                of_layer.push(self.linear(linear_name(layer, linear), rows, cols, storage)?);
+            }
+            linears.push(of_layer);
+        }
+        let mut by_role = HashMap::new();
+        for norm in norms(config) {
+            let name = match norm {
+                Norm::AttentionSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.self_attn.inner_attn_ln.weight")
+                }
+                Norm::FeedForwardSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.mlp.ffn_layernorm.weight")
+                }
+                _ => norm_name(norm),
+            };
+            by_role.insert(norm, self.dense(name, &[norm_len(config, norm)])?);
+        }
+        let mut by_linear = HashMap::new();
+        for (layer, linear) in biases(config) {
+            let name = format!("model.layers.{layer}.{}.bias", linear_module(linear));
+            let (rows, _) = config.linear_shape(linear);
+            by_linear.insert((layer, linear), self.dense(name, &[rows])?);
+        }
+        Ok(Tensors { linears, norms: by_role, biases: by_linear, embedding, head })
+    }
+
+    /// Checks that every row is a whole number of groups.
+    fn check_groups(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        for linear in Linear::ALL {
+            let (_, cols) = config.linear_shape(linear);
+            if !cols.is_multiple_of(GROUP_MIN) {
+                let name = linear_name(0, linear);
+                let offset = self.entries.get(&name).map_or(0, |(_, entry)| entry.range.start);
+                let (value, of) = (cols as u64, GROUP_MIN as u64);
+                let problem = Problem::NotAMultiple { what: "row length", value, of };
+                return Err(ModelError::bad_tensor(&name, offset as u64, problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, name: &str) -> Result<(usize, TensorEntry), ModelError> {
+        self.entries
+            .remove(name)
+            .ok_or_else(|| ModelError::MissingTensor { tensor: name.to_owned() })
+    }
+
+    fn dense(&mut self, name: String, shape: &[usize]) -> Result<DenseTensor, ModelError> {
+        let (file, entry) = self.take(&name)?;
+        let dtype = dense_type(&entry, "F32, F16 or BF16")?;
+        check_shape(&entry, shape)?;
+        let span = Span { file, range: entry.range };
+        let (rows, cols) = match *shape {
+            [rows, cols] => (rows, cols),
+            _ => (1, shape[0]),
+        };
+        Ok(DenseTensor { name, span, rows, cols, dtype })
+    }
+
+    fn linear(
+        &mut self,
+        name: String,
+        rows: usize,
+        cols: usize,
+        storage: WeightStorage,
+    ) -> Result<TernaryTensor, ModelError> {
+        let (file, entry) = self.take(&name)?;
+        use WeightStorage::{Grouped, OneBitLlm, Online};
+        let packing = if matches!(storage, Online | OneBitLlm | Grouped) {
+            check_shape(&entry, &[rows, cols])?;
+            let dtype = dense_type(&entry, "F32, F16 or BF16")?;
+            match storage {
+                Grouped => Packing::Grouped(dtype),
+                _ => Packing::Online(dtype),
+            }
+        } else {
+            if entry.dtype != Dtype::U8 {
+                return Err(wrong_type(&entry, "U8 (packed ternary)"));
+            }
+            if !rows.is_multiple_of(4) {
+                let problem =
+                    Problem::NotAMultiple { what: "row count", value: rows as u64, of: 4 };
+                return Err(ModelError::bad_tensor(&name, entry.range.start as u64, problem));
+            }
+            check_shape(&entry, &[rows / 4, cols])?;
+            let scale = self.scale(format!("{name}_scale"))?;
+            Packing::Planar(match storage {
+                WeightStorage::PackedDivide => Scale::Divide(scale),
+                _ => Scale::Multiply(scale),
+            })
+        };
+        let span = Span { file, range: entry.range };
+        Ok(TernaryTensor { name, span, rows, cols, packing, permuted_heads: None })
+    }
+
+    /// Reads a `weight_scale` tensor: one element, in any number of dimensions.
+    fn scale(&mut self, name: String) -> Result<f32, ModelError> {
+        let (file, entry) = self.take(&name)?;
+        let dtype = dense_type(&entry, "F32, F16 or BF16")?;
+        if entry.shape.iter().any(|&dim| dim != 1) {
+            return Err(shape_error(&entry, &[1]));
+        }
+        let mut scale = [0f32];
+        widen(dtype, &self.files[file][entry.range.clone()], &mut scale);
+        if !(scale[0].is_finite() && scale[0] > 0.0) {
+            let problem = Problem::BadScale(scale[0]);
+            return Err(ModelError::bad_tensor(&name, entry.range.start as u64, problem));
+        }
+        Ok(scale[0])
+    }
+
+    /// Rejects tensors without a role, because they may change the computation.
+    fn refuse_leftovers(self, config: &ModelConfig) -> Result<(), ModelError> {
+        let ignored = |name: &str| {
+            // A tied model does not use its head; frequencies follow from theta.
+            (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
+        };
+        match self.entries.into_keys().filter(|name| !ignored(name)).min() {
+            Some(tensor) => Err(ModelError::UnexpectedTensor { tensor }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn dense_type(entry: &TensorEntry, expected: &'static str) -> Result<DenseType, ModelError> {
+    match entry.dtype {
+        Dtype::F32 => Ok(DenseType::F32),
+        Dtype::F16 => Ok(DenseType::F16),
+        Dtype::Bf16 => Ok(DenseType::Bf16),
+        _ => Err(wrong_type(entry, expected)),
+    }
+}
+
+fn wrong_type(entry: &TensorEntry, expected: &'static str) -> ModelError {
+    let found = shorten(entry.dtype.name());
+    ModelError::TensorType { tensor: entry.name.clone(), found, expected }
+}
+
+fn check_shape(entry: &TensorEntry, shape: &[usize]) -> Result<(), ModelError> {
+    if entry.shape.iter().copied().eq(shape.iter().map(|&dim| dim as u64)) {
+        return Ok(());
+    }
+    Err(shape_error(entry, shape))
+}
+
+fn shape_error(entry: &TensorEntry, shape: &[usize]) -> ModelError {
+    let found = entry.shape.iter().copied().take(8).collect();
+    let expected = shape.iter().map(|&dim| dim as u64).collect();
+    ModelError::TensorShape { tensor: entry.name.clone(), found, expected }
+}

@@ -1,0 +1,90 @@
+//! What a reader returns: the configuration of a model, and its tensors by role, with their places in the files.
+
+use std::{collections::HashMap, ops::Range};
+
+use super::{
+    encodings::{dense::DenseType, stored::Packing},
+    mmap::Bytes,
+};
+use crate::{
+    chat::ChatTemplate,
+    config::{Linear, ModelConfig, Norm},
+    tokenizer::Tokenizer,
+};
+
+/// A tensor as the file lists it.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct TensorInfo {
+    /// Name in the file.
+    pub name: String,
+    /// Type name in the file.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// Dimensions, slowest first (GGUF files store them the other way round).
+    pub shape: Vec<u64>,
+    /// Bytes in the file.
+    pub size_bytes: u64,
+}
+
+/// Location of a tensor's bytes: index of the file, and range in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Span {
+    pub file: usize,
+    pub range: Range<usize>,
+}
+
+/// A ternary tensor of the file.
+#[derive(Debug, Clone)]
+pub(crate) struct TernaryTensor {
+    pub name: String,
+    pub span: Span,
+    pub rows: usize,
+    pub cols: usize,
+    pub packing: Packing,
+    /// Number of heads, if the file has their rows in adjacent-pair RoPE order.
+    pub permuted_heads: Option<usize>,
+}
+
+/// A dense tensor of the file, or the table of a model with scales of groups.
+#[derive(Debug, Clone)]
+pub(crate) struct DenseTensor {
+    pub name: String,
+    pub span: Span,
+    pub rows: usize,
+    pub cols: usize,
+    pub dtype: DenseType,
+}
+
+impl From<DenseTensor> for TernaryTensor {
+    /// Returns a matrix with scales of groups.
+    fn from(tensor: DenseTensor) -> Self {
+        let DenseTensor { name, span, rows, cols, dtype } = tensor;
+        let packing = Packing::Grouped(dtype);
+        Self { name, span, rows, cols, packing, permuted_heads: None }
+    }
+}
+
+/// The tensors of a model, by role.
+#[derive(Debug)]
+pub(crate) struct Tensors {
+    /// Ternary linears, by layer and then in the order of [`Linear::ALL`].
+    pub linears: Vec<Vec<TernaryTensor>>,
+    pub norms: HashMap<Norm, DenseTensor>,
+    pub biases: HashMap<(usize, Linear), DenseTensor>,
+    pub embedding: DenseTensor,
+    /// The head; `None` when it is the embedding.
+    pub head: Option<DenseTensor>,
+}
+
+/// The result of reading the files of a model.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub name: String,
+    pub container: &'static str,
+    pub config: ModelConfig,
+    pub files: Vec<Bytes>,
+    pub tensors: Tensors,
+    pub listing: Vec<TensorInfo>,
+    pub tokenizer: Tokenizer,
+    pub chat_template: Option<ChatTemplate>,
+}

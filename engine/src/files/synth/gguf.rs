@@ -1,0 +1,177 @@
+//! Random models with a scale for each group of inputs, as GGUF files of type `PQ2_0`: a folder of the same model would
+//! hold its weights as f16, eight times as large. Tables that are not ternary are f16.
+
+use std::{
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use half::f16;
+use rayon::prelude::*;
+
+use super::{
+    random::{SplitMix, four_trits, mix},
+    vocabulary::{BOS, CHAT_TEMPLATE, EOS, SPECIAL, byte_tokenizer},
+};
+use crate::{
+    chat::ChatTemplate,
+    config::{Linear, ModelConfig, Norm},
+    files::{
+        convert::{
+            gguf_metadata::{ModelDescription, metadata},
+            target::Target,
+        },
+        encodings::{
+            blocks::{PQ2_0_BLOCK, PQ2_0_BYTES},
+            dense::{DenseType, f32_bytes},
+        },
+        error::ModelError,
+        gguf::{
+            names,
+            write::{self, TensorPlan, matrix_plan},
+        },
+        partial::Partial,
+        roles::{norm_len, norms},
+    },
+    tokenizer::Tokenizer,
+};
+
+/// Blocks generated from one counter value.
+const PIECE_BLOCKS: usize = 2048;
+/// Blocks generated and written at a time.
+const WINDOW_BLOCKS: usize = 256 * PIECE_BLOCKS;
+
+/// The random contents of a tensor.
+enum Fill {
+    /// Blocks with scales around this one.
+    Blocks(f32),
+    /// f16 with mean 0 and about this standard deviation.
+    Bell(f32),
+    /// f32 around 1 or, for the final norm, around 0.
+    Norm { len: usize, is_final: bool },
+}
+
+/// Writes a random model.
+pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
+    for cols in Linear::ALL.map(|linear| config.linear_shape(linear).1) {
+        if !cols.is_multiple_of(PQ2_0_BLOCK) {
+            let (key, value) = ("input size of a linear".to_owned(), cols.to_string());
+            return Err(ModelError::BadKey { key, value, expected: "a multiple of 128" });
+        }
+    }
+    let Some(name) = out.file_stem().filter(|_| out.extension().is_some_and(|e| e == "gguf"))
+    else {
+        return Err(ModelError::NotAModel { path: out.to_owned() });
+    };
+    let tokenizer = Tokenizer::from_json(byte_tokenizer().to_string().as_bytes())?;
+    let token = |name: &str, id: u32| {
+        SPECIAL.get((id - BOS) as usize).map(|&text| (name.to_owned(), text.to_owned()))
+    };
+    let special = [token("bos_token", BOS), token("eos_token", EOS)].into_iter().flatten();
+    let template = ChatTemplate::new(CHAT_TEMPLATE.to_owned(), special.collect());
+    let described = ModelDescription {
+        name: &name.to_string_lossy(),
+        config,
+        tokenizer: &tokenizer,
+        chat_template: Some(&template),
+        eos_token: Some(EOS),
+    };
+    let metadata = metadata(&described, &config.architecture, Target::GgufPq2_0)?;
+    let (plan, fills): (Vec<_>, Vec<_>) = plan(config).into_iter().unzip();
+    let partial = Partial::create(out)?;
+    let io = |error| partial.error(error);
+    let mut writer = BufWriter::with_capacity(1 << 20, partial.file());
+    write::write_header(&mut writer, &metadata, &plan).map_err(io)?;
+    for (index, (tensor, fill)) in plan.iter().zip(&fills).enumerate() {
+        let seed = mix(seed ^ mix(index as u64 + 1));
+        match *fill {
+            Fill::Blocks(scale) => blocks(tensor.size_bytes, scale, seed, &mut writer),
+            Fill::Bell(deviation) => bell(tensor.size_bytes, deviation, seed, &mut writer),
+            Fill::Norm { len, is_final } => {
+                writer.write_all(&f32_bytes(&norm(len, is_final, seed)))
+            }
+        }
+        .and_then(|()| write::write_padding(&mut writer, tensor.size_bytes))
+        .map_err(io)?;
+    }
+    writer.flush().map_err(io)?;
+    drop(writer);
+    partial.finish()
+}
+
+fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
+    let matrix = |name: String, rows, cols, scale| {
+        (matrix_plan(name, rows, cols, DenseType::Pq2_0), Fill::Blocks(scale))
+    };
+    let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+    let table = |name: &str| match config.ternary_tables {
+        true => matrix(name.to_owned(), vocab, hidden, 0.03),
+        false => (matrix_plan(name.to_owned(), vocab, hidden, DenseType::F16), Fill::Bell(0.03)),
+    };
+    let mut plan = vec![table(names::EMBEDDING)];
+    if !config.tied_head {
+        plan.push(table(names::HEAD));
+    }
+    for norm in norms(config) {
+        let len = norm_len(config, norm);
+        let (dims, size_bytes) = (vec![len as u64], 4 * len as u64);
+        let name = names::norm_name(norm).unwrap_or_default();
+        let fill = Fill::Norm { len, is_final: norm == Norm::Final };
+        plan.push((TensorPlan { name, dims, type_id: 0, size_bytes }, fill));
+    }
+    for layer in 0..config.layer_count {
+        for linear in Linear::ALL {
+            let (rows, cols) = config.linear_shape(linear);
+            // Trits have variance 2/3: this scale preserves the variance of the activations.
+            let scale = (1.5 / cols as f32).sqrt();
+            plan.push(matrix(names::linear_name(layer, linear), rows, cols, scale));
+        }
+    }
+    plan
+}
+
+/// Writes random blocks: scales from half to one and a half of `scale`, about a third of each trit.
+fn blocks(size: u64, scale: f32, seed: u64, writer: &mut dyn Write) -> std::io::Result<()> {
+    let trits = four_trits();
+    let count = size as usize / PQ2_0_BYTES;
+    let mut window = vec![0; WINDOW_BLOCKS.min(count) * PQ2_0_BYTES];
+    for first in (0..count).step_by(WINDOW_BLOCKS) {
+        let len = WINDOW_BLOCKS.min(count - first) * PQ2_0_BYTES;
+        let pieces = window[..len].par_chunks_mut(PIECE_BLOCKS * PQ2_0_BYTES);
+        pieces.enumerate().for_each(|(piece, bytes)| {
+            let mut random = SplitMix(mix(seed ^ mix((first / PIECE_BLOCKS + piece) as u64)));
+            for block in bytes.chunks_exact_mut(PQ2_0_BYTES) {
+                let share = f32::from(random.next()[0]) / 256.0;
+                let (of_block, codes) = block.split_at_mut(2);
+                of_block.copy_from_slice(&f16::from_f32(scale * (0.5 + share)).to_le_bytes());
+                random.bytes(codes, |byte| trits[usize::from(byte)]);
+            }
+        });
+        writer.write_all(&window[..len])?;
+    }
+    Ok(())
+}
+
+fn bell(size: u64, deviation: f32, seed: u64, writer: &mut dyn Write) -> std::io::Result<()> {
+    let mut random = SplitMix(seed);
+    let mut window = vec![0; 1 << 20];
+    for first in (0..size).step_by(window.len()) {
+        let len = window.len().min((size - first) as usize);
+        for value in window[..len].as_chunks_mut::<2>().0 {
+            let [a, b, c, d, ..] = random.next().map(f32::from);
+            *value = f16::from_f32((a + b + c + d - 510.0) / 147.8 * deviation).to_le_bytes();
+        }
+        writer.write_all(&window[..len])?;
+    }
+    Ok(())
+}
+
+/// With a plain final norm, a random tied model only repeats its last token.
+fn norm(len: usize, is_final: bool, seed: u64) -> Vec<f32> {
+    let mut random = SplitMix(seed);
+    let mut weight = || {
+        let unit = f32::from(random.next()[0]) / 128.0 - 1.0;
+        if is_final { 0.2 * unit } else { 1.0 + 0.1 * unit }
+    };
+    (0..len).map(|_| weight()).collect()
+}

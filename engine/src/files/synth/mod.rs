@@ -1,0 +1,46 @@
+//! Random ternary models in the shapes of real ones, for benchmarks and scale tests.
+//!
+//! They generate meaningless text at the cost of a real model: the same matrices, packing and
+//! vocabulary. Weights depend on the seed, the tensor and the position alone; they are generated and
+//! written in bounded memory, in parallel.
+
+mod folder;
+mod gguf;
+mod presets;
+mod random;
+mod vocabulary;
+
+use std::path::Path;
+
+use super::error::ModelError;
+use crate::config::{Linear, ModelConfig};
+pub use presets::{shape, shape_names};
+pub use vocabulary::VOCAB_MIN;
+use vocabulary::{BOS, EOS};
+
+/// Writes a random model as a folder, or as a GGUF file if it has scales of groups, with a byte-level tokenizer that replaces the token ids of
+/// `config`.
+///
+/// # Errors
+/// [`ModelError::BadKey`] if the vocabulary is smaller than [`VOCAB_MIN`], an output size is not
+/// a multiple of 4 or, with scales of groups, an input size not one of 128; [`ModelError::NotAModel`] if a GGUF file
+/// would not be called one; [`ModelError::Io`] if writing fails.
+pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
+    let bad = |key: &str, value: usize, expected| {
+        Err(ModelError::BadKey { key: key.to_owned(), value: value.to_string(), expected })
+    };
+    if config.vocab_size < VOCAB_MIN {
+        return bad("vocab_size", config.vocab_size, "260 or more: bytes and special tokens");
+    }
+    for linear in Linear::ALL {
+        let (rows, _) = config.linear_shape(linear);
+        if !rows.is_multiple_of(4) {
+            return bad("output size of a linear", rows, "a multiple of 4");
+        }
+    }
+    let config = ModelConfig { bos_token: Some(BOS), eos_tokens: vec![EOS], ..config.clone() };
+    if config.group_scales {
+        return gguf::write(&config, out, seed);
+    }
+    folder::write(&config, out, seed)
+}

@@ -1,0 +1,105 @@
+//! Shapes of known models.
+
+use super::vocabulary::{BOS, EOS};
+use crate::config::{Activation, ModelConfig, Multipliers, RopeScaling};
+
+/// Name and sizes of a known model.
+struct Preset {
+    name: &'static str,
+    family: Family,
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    intermediate: usize,
+    vocab: usize,
+    context: usize,
+    theta: f32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// BitNet b1.58 2B4T.
+    BitNet,
+    /// 1bitLLM: sub-norms with SiLU.
+    OneBit,
+    /// Llama, Falcon3: no sub-norms, a separate head.
+    Llama,
+    /// Ternary Bonsai (Qwen3): scales of groups, norms of query and key heads.
+    Bonsai { tied: bool },
+    /// BitCPM (MiniCPM4): scales of groups, constant factors, dense tables.
+    BitCpm { tied: bool },
+}
+
+#[rustfmt::skip]
+const PRESETS: [Preset; 15] = [
+    Preset { name: "bitnet-2b", family: Family::BitNet, hidden: 2560, layers: 30, heads: 20, kv_heads: 5, head_dim: 128, intermediate: 6912, vocab: 128_256, context: 4096, theta: 500_000.0 },
+    Preset { name: "bitnet-0.7b", family: Family::OneBit, hidden: 1536, layers: 24, heads: 16, kv_heads: 16, head_dim: 96, intermediate: 4096, vocab: 32_002, context: 2048, theta: 10_000.0 },
+    Preset { name: "bitnet-3b", family: Family::OneBit, hidden: 3200, layers: 26, heads: 32, kv_heads: 32, head_dim: 100, intermediate: 8640, vocab: 32_002, context: 2048, theta: 10_000.0 },
+    Preset { name: "llama-8b", family: Family::Llama, hidden: 4096, layers: 32, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 14_336, vocab: 128_256, context: 8192, theta: 500_000.0 },
+    Preset { name: "falcon3-1b", family: Family::Llama, hidden: 2048, layers: 18, heads: 8, kv_heads: 4, head_dim: 256, intermediate: 8192, vocab: 131_072, context: 4096, theta: 1_000_042.0 },
+    Preset { name: "falcon3-3b", family: Family::Llama, hidden: 3072, layers: 22, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 9216, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
+    Preset { name: "falcon3-7b", family: Family::Llama, hidden: 3072, layers: 28, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 23_040, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
+    Preset { name: "falcon3-10b", family: Family::Llama, hidden: 3072, layers: 40, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 23_040, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
+    Preset { name: "bonsai-1.7b", family: Family::Bonsai { tied: true }, hidden: 2048, layers: 28, heads: 16, kv_heads: 8, head_dim: 128, intermediate: 6144, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
+    Preset { name: "bonsai-4b", family: Family::Bonsai { tied: true }, hidden: 2560, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 9728, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
+    Preset { name: "bonsai-8b", family: Family::Bonsai { tied: false }, hidden: 4096, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 12_288, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
+    Preset { name: "bitcpm-0.5b", family: Family::BitCpm { tied: true }, hidden: 1024, layers: 24, heads: 16, kv_heads: 2, head_dim: 64, intermediate: 4096, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitcpm-1b", family: Family::BitCpm { tied: false }, hidden: 2048, layers: 28, heads: 16, kv_heads: 2, head_dim: 128, intermediate: 6144, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitcpm-3b", family: Family::BitCpm { tied: false }, hidden: 2560, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 10_240, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitcpm-8b", family: Family::BitCpm { tied: false }, hidden: 4096, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 16_384, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+];
+
+/// Returns the names of the models with a known shape.
+pub fn shape_names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|preset| preset.name)
+}
+
+/// Returns the configuration of a known model; its fields can be changed for other shapes.
+pub fn shape(name: &str) -> Option<ModelConfig> {
+    let preset = PRESETS.iter().find(|preset| preset.name == name)?;
+    let (architecture, sub_norms, tied_head) = match preset.family {
+        Family::BitNet | Family::OneBit => ("bitnet", true, true),
+        Family::Llama => ("llama", false, false),
+        Family::Bonsai { tied } => ("qwen3", false, tied),
+        Family::BitCpm { tied } => ("minicpm", false, tied),
+    };
+    let (is_bonsai, is_bitcpm) = (architecture == "qwen3", architecture == "minicpm");
+    Some(ModelConfig {
+        architecture: architecture.to_owned(),
+        hidden_size: preset.hidden,
+        layer_count: preset.layers,
+        head_count: preset.heads,
+        kv_head_count: preset.kv_heads,
+        head_dim: preset.head_dim,
+        intermediate_size: preset.intermediate,
+        vocab_size: preset.vocab,
+        context_length: preset.context,
+        rms_norm_eps: if is_bonsai || is_bitcpm { 1e-6 } else { 1e-5 },
+        rope_theta: preset.theta,
+        rope_scaling: RopeScaling::None,
+        activation: if preset.family == Family::BitNet {
+            Activation::SquaredRelu
+        } else {
+            Activation::Silu
+        },
+        sub_norms,
+        linear_norm_eps: None,
+        qk_norm: is_bonsai,
+        group_scales: is_bonsai || is_bitcpm,
+        ternary_tables: is_bonsai,
+        linear_biases: Vec::new(),
+        multipliers: match preset.family {
+            Family::BitCpm { .. } => Multipliers {
+                embedding: 12.0,
+                residual: 1.4 / (preset.layers as f32).sqrt(),
+                logit_divisor: preset.hidden as f32 / 256.0,
+            },
+            _ => Multipliers::NONE,
+        },
+        tied_head,
+        bos_token: Some(BOS),
+        eos_tokens: vec![EOS],
+    })
+}

@@ -1,0 +1,74 @@
+//! What may be drawn: a bit for each token.
+
+/// Bits of a word.
+const WORD: usize = u32::BITS as usize;
+
+/// A set of tokens that may be drawn. Tokens past its end may be drawn, too.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AllowedTokens {
+    /// Bit `token % 32` of word `token / 32` is 1 if the token may be drawn. // (vocab / 32, rounded up)
+    words: Vec<u32>,
+    refused: usize,
+}
+
+impl AllowedTokens {
+    /// Allows all tokens of a vocabulary but these.
+    pub fn all_but(vocab_size: usize, tokens: impl IntoIterator<Item = u32>) -> Self {
+        let mut words = vec![u32::MAX; vocab_size.div_ceil(WORD)];
+        let mut refused = 0;
+        for token in tokens.into_iter().filter(|token| (*token as usize) < vocab_size) {
+            let (word, bit) = place(token);
+            refused += usize::from(words[word] & bit != 0);
+            words[word] &= !bit;
+        }
+        Self { words, refused }
+    }
+
+    /// Returns whether a token may be drawn.
+    pub fn contains(&self, token: u32) -> bool {
+        let (word, bit) = place(token);
+        self.words.get(word).is_none_or(|word| word & bit != 0)
+    }
+
+    /// Returns the number of tokens that must not be drawn.
+    pub fn refused_count(&self) -> usize {
+        self.refused
+    }
+
+    /// Returns the tokens that must not be drawn, in ascending order.
+    pub fn refused(&self) -> impl Iterator<Item = u32> {
+        self.words.iter().zip(0u32..).filter(|(word, _)| **word != u32::MAX).flat_map(
+            |(word, index)| {
+                let refused = move |bit: &u32| word & (1 << bit) == 0;
+                (0..u32::BITS).filter(refused).map(move |bit| index * u32::BITS + bit)
+            },
+        )
+    }
+}
+
+/// Returns a token's word and bit.
+fn place(token: u32) -> (usize, u32) {
+    (token as usize / WORD, 1 << (token % u32::BITS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_tokens_are_those_given_within_the_vocabulary() {
+        let allowed = AllowedTokens::all_but(70, [64, 3, 31, 32, 3, 69, 70, u32::MAX]);
+        assert_eq!(allowed.refused().collect::<Vec<_>>(), [3, 31, 32, 64, 69]);
+        assert_eq!(allowed.refused_count(), 5);
+        for token in 0..200 {
+            assert_eq!(allowed.contains(token), ![3, 31, 32, 64, 69].contains(&token), "{token}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_refused_of_an_empty_list() {
+        let allowed = AllowedTokens::all_but(33, []);
+        assert_eq!((allowed.refused_count(), allowed.refused().count()), (0, 0));
+        assert!(allowed.contains(32) && allowed.contains(u32::MAX));
+    }
+}

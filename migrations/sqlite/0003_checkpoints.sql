@@ -1,3 +1,0 @@
--- What a running attempt saved of its work, for the next claim.
-
-ALTER TABLE jobs ADD COLUMN checkpoint BLOB;
