@@ -10,7 +10,7 @@ use clap::{
 use tritmill_engine::{
     backend::{
         cpu::{HeadMode, KvType},
-        cuda::GpuKernels,
+        cuda::{FeatureSet, GpuKernels},
     },
     files::{Model, ModelError},
     formats::Format,
@@ -132,6 +132,16 @@ pub struct RunOptions {
         value_parser = one_of::<GpuKernels>(&["standard", "experimental"])
     )]
     pub gpu_kernels: GpuKernels,
+    /// What a GPU does without, to find the cause of a fault: names of cubin, graphs, pdl, wgmma, tiles and ahead, with commas between
+    /// them. Answers stay the same
+    #[arg(
+        long,
+        env = "TRITMILL_CUDA_DISABLE",
+        value_name = "FEATURE,…",
+        default_value_t,
+        hide_default_value = true
+    )]
+    pub gpu_disable: FeatureSet,
     /// Packed weights beside the model, in the folder .tritmill: written at the first start, read at the next ones, which
     /// are several times as fast. They take as much of the disk as of the memory, and can be deleted at any time
     #[arg(long, value_name = "on|off", default_value = "on", action = ArgAction::Set, value_parser = on_or_off())]
@@ -155,6 +165,7 @@ impl RunOptions {
             head: self.head,
             activations: self.activations,
             gpu_kernels: self.gpu_kernels,
+            gpu_disabled: self.gpu_disable,
             packed_cache: self.packed_cache,
             ..EngineOptions::default()
         }
@@ -162,14 +173,15 @@ impl RunOptions {
 
     /// Returns the options as words of a command line.
     pub fn words(&self) -> Vec<String> {
-        let Self { device, format, threads, isa, kv, head, activations, gpu_kernels, packed_cache } =
-            self;
+        let Self { device, format, threads, isa, kv, head, activations, .. } = self;
+        let Self { gpu_kernels, gpu_disable, packed_cache, .. } = self;
         let mut words = vec![
             format!("--device={device}"),
             format!("--format={format}"),
             format!("--kv={}", kv.name()),
             format!("--head={}", head.name()),
             format!("--gpu-kernels={gpu_kernels}"),
+            format!("--gpu-disable={gpu_disable}"),
             format!("--packed-cache={}", if *packed_cache { "on" } else { "off" }),
         ];
         words.extend(threads.map(|threads| format!("--threads={threads}")));

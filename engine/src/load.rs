@@ -13,7 +13,7 @@ use crate::{
     backend::{
         Backend, class,
         cpu::{self, CpuOptions, HeadMode, KvType, topology},
-        cuda::{self, CudaLoadError, CudaOptions, GpuKernels, KvBlocks},
+        cuda::{self, CudaLoadError, CudaOptions, FeatureSet, GpuKernels, KvBlocks},
     },
     files::Model,
     formats::Format,
@@ -57,6 +57,8 @@ pub struct EngineOptions {
     pub activations: Option<Digits>,
     /// Kernels of a GPU.
     pub gpu_kernels: GpuKernels,
+    /// What a GPU does without: to find the cause of a fault.
+    pub gpu_disabled: FeatureSet,
     /// Memory of the KV cache in bytes. `None` takes as much as `max_sequences` full contexts need, up to
     /// 1 GiB, or on a GPU up to nine tenths of the memory that the weights leave free.
     pub kv_bytes: Option<u64>,
@@ -84,6 +86,7 @@ impl Default for EngineOptions {
             head: HeadMode::default(),
             activations: None,
             gpu_kernels: GpuKernels::default(),
+            gpu_disabled: FeatureSet::default(),
             kv_bytes: None,
             max_sequences: 64,
             step_target: EngineConfig::new(0).step_target,
@@ -156,8 +159,8 @@ fn load(
     let model = Arc::clone(model);
     let EngineOptions { kv, head, format, activations, packed_cache, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
-        let (blocks, kernels) = (of_gpu(), options.gpu_kernels);
-        let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels };
+        let (blocks, kernels, disabled) = (of_gpu(), options.gpu_kernels, options.gpu_disabled);
+        let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels, disabled };
         return Ok(cuda::load(model, options)?);
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());

@@ -14,7 +14,7 @@ use tritmill_engine::{
     backend::{
         Backend,
         cpu::{self, CpuOptions, HeadMode, KvType},
-        cuda::{self, CudaOptions, GpuKernels, KvBlocks},
+        cuda::{self, CudaOptions, FeatureSet, GpuKernels, KvBlocks},
     },
     chat::Message,
     config::Linear,
@@ -284,7 +284,8 @@ fn choices_that_a_model_does_not_have_are_refused() {
     assert!(error.contains("trained with int8 activations"), "{error}");
     let (kv, head, activations) = (KvType::F16, HeadMode::Exact, Some(Digits::Two));
     let (blocks, kernels) = (KvBlocks::Exactly(1), GpuKernels::Standard);
-    let gpu = CudaOptions { ordinal: 0, kv, head, activations, blocks, kernels };
+    let disabled = FeatureSet::default();
+    let gpu = CudaOptions { ordinal: 0, kv, head, activations, blocks, kernels, disabled };
     let error = cuda::load(open("bitnet-tiny"), gpu).err().unwrap().to_string();
     assert!(error.contains("trained with int8 activations"), "{error}");
 }

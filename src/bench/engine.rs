@@ -6,7 +6,7 @@ use anyhow::ensure;
 use clap::Args;
 use serde_json::json;
 use tritmill_engine::{
-    backend::LogitsFor,
+    backend::{LogitsFor, cuda::FeatureReport},
     load,
     measure::{self, MemoryReads, Phase, Speed, Workload},
 };
@@ -80,6 +80,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     rates.sort_by(f64::total_cmp);
     let bandwidth = rates[rates.len() / 2];
     let weight_bytes = backend.weight_bytes();
+    let features = backend.features();
     let resident_bytes =
         machine::resident_bytes().map(|bytes| bytes.saturating_sub(reads.size_bytes() as u64));
     let on_cpu = options.device.is_cpu();
@@ -100,6 +101,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "all_logits": arguments.all_logits,
             "weight_bytes": weight_bytes,
             "resident_bytes": resident_bytes,
+            "gpu_features": features.iter().map(feature).collect::<Vec<_>>(),
             "memory_bandwidth_bytes_per_s": bandwidth.round(),
             "rows": speeds.iter().map(|s| row(s, share(s))).collect::<Vec<_>>(),
         }))?;
@@ -124,7 +126,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let text = format!("{name:<8} {batch:>6} {median:>10.1}  {range:<21} {share:>6}");
         output::line(text.trim_end())?;
     }
+    for report in &features {
+        let (name, uses) = (report.feature.name(), report.uses);
+        let why = report.given_up.as_deref().unwrap_or("allowed");
+        output::line(format_args!("{name:<8} {uses:>8} uses, {why}"))?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn feature(report: &FeatureReport) -> serde_json::Value {
+    let FeatureReport { feature, uses, given_up } = report;
+    json!({ "name": feature.name(), "uses": uses, "given_up": given_up })
 }
 
 fn row(speed: &Speed, share: Option<f64>) -> serde_json::Value {

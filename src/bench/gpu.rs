@@ -50,9 +50,11 @@ impl GpuSteps {
             logits: LogitsFor::largest(1),
             repetitions: 1,
         };
-        let RunOptions { kv, head, activations, gpu_kernels: kernels, .. } = *run;
+        let RunOptions {
+            kv, head, activations, gpu_kernels: kernels, gpu_disable: disabled, ..
+        } = *run;
         let blocks = KvBlocks::UpTo(1);
-        let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels };
+        let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels, disabled };
         Ok((model, options, workload))
     }
 }

@@ -141,6 +141,11 @@ pub trait Backend: Send {
     /// If a chunk is invalid or the device fails. The KV blocks that the chunks write are undefined then.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
 
+    /// Returns what makes the steps of a GPU faster, and what became of it.
+    fn features(&self) -> Vec<cuda::FeatureReport> {
+        Vec::new()
+    }
+
     /// Returns the backend as one that draws with fewer than all logits, if it is one.
     fn as_screening(&mut self) -> Option<&mut dyn Screening> {
         None

@@ -1,12 +1,22 @@
-//! `cargo xtask gpu kernels`: each kernel beside its roofline.
+//! Each kernel beside its roofline.
 
 use std::fmt::Write as _;
 
-use super::{Place, list, number};
+use super::place::{Place, list, number};
 
+/// Measures the kernels that run by default.
 pub fn run(place: &Place) -> anyhow::Result<String> {
+    measured(place, "standard")
+}
+
+/// Measures experimental kernels.
+pub fn experimental(place: &Place) -> anyhow::Result<String> {
+    measured(place, "experimental")
+}
+
+fn measured(place: &Place, kernels: &str) -> anyhow::Result<String> {
     let words = place.sizes("bench kernels", "bench kernels --quick --batch 1 --prompt 12");
-    let found = place.measure(words)?;
+    let found = place.measure(&format!("{words} --gpu-kernels {kernels}"))?;
     let mut text = String::new();
     writeln!(
         text,

@@ -1,6 +1,6 @@
-//! `cargo xtask gpu latency`: a hundred callers at once, through the HTTP API, a worker and its store.
+//! A hundred callers at once, through the HTTP API, a worker and its store.
 
-use super::{Place, number, targets_table};
+use super::place::{Place, number, targets_table};
 
 /// Device memory that everything together may take, in bytes.
 const MEMORY_MAX: f64 = 8e9;

@@ -1,17 +1,13 @@
-//! `cargo xtask gpu measure`, and `final`: prefill and decode over batch sizes, beside the targets.
+//! Prefill and decode over batch sizes, beside the targets.
 
 use std::fmt::Write as _;
 
-use super::{Place, Target, list, number, targets_table};
+use super::place::{Place, Target, features, list, number, targets_table};
 
 /// Batches, tokens of the prompt, tokens to generate.
 type Workload = (&'static str, &'static str, &'static str);
 
-const WORKLOADS: [Workload; 3] = [
-    ("1,2,4,8,16,32,64,128,256", "128", "64"),
-    ("1,16,64,128,256", "512", "32"),
-    ("1", "2048", "16"),
-];
+const WORKLOADS: [Workload; 2] = [("1,8,16,64,256", "128", "64"), ("1,64,256", "512", "32")];
 
 const REHEARSED: [Workload; 1] = [("1,2", "12", "2")];
 
@@ -23,15 +19,28 @@ struct Row {
     median: f64,
 }
 
-pub fn run(place: &Place) -> anyhow::Result<String> {
+/// Measures the kernels that run by default.
+pub fn standard(place: &Place) -> anyhow::Result<String> {
+    run(place, "standard")
+}
+
+/// Measures experimental kernels.
+pub fn experimental(place: &Place) -> anyhow::Result<String> {
+    run(place, "experimental")
+}
+
+fn run(place: &Place, kernels: &str) -> anyhow::Result<String> {
     let mut text = "| phase | prompt | batch | tokens/s | slowest … fastest |\n\
                     | --- | --- | --- | --- | --- |\n"
         .to_owned();
-    let mut rows = Vec::new();
+    let (mut rows, mut used) = (Vec::new(), String::new());
     for &(batches, prompt, generate) in place.sizes(&WORKLOADS[..], &REHEARSED[..]) {
-        let words =
-            format!("bench engine --batch {batches} --prompt {prompt} --generate {generate}");
-        for row in list(&place.measure(&words)?, "rows")? {
+        let words = format!(
+            "bench engine --gpu-kernels {kernels} --batch {batches} --prompt {prompt} --generate {generate}"
+        );
+        let found = place.measure(&words)?;
+        used = features(&found)?;
+        for row in list(&found, "rows")? {
             let phase = row["phase"].as_str().unwrap_or_default().to_owned();
             let batch = row["batch"].as_u64().unwrap_or_default();
             let [median, lowest, highest] =
@@ -44,7 +53,7 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
             rows.push(Row { phase, batch, prompt, median });
         }
     }
-    Ok(text + &targets_table(&targets(&rows)))
+    Ok(text + &targets_table(&targets(&rows)) + &used)
 }
 
 fn targets(rows: &[Row]) -> [Target; 5] {

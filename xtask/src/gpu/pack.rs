@@ -34,7 +34,7 @@ pub fn run() -> anyhow::Result<()> {
         "{}: {programs} MiB, {all} MiB with the repository's files. In a copy of the repository, on a machine with the \
          same kind of processor and no older C library:\n  \
          tar -xJf target/{ARCHIVE} -C target    # or: python3 -m tarfile -e target/{ARCHIVE} target\n  \
-         target/gpu/xtask gpu",
+         target/gpu/xtask gpu first",
         archive.display(),
     );
     Ok(())

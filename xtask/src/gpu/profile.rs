@@ -1,6 +1,6 @@
-//! `cargo xtask gpu profile`: Nsight Compute's measurements of seven kernels.
+//! Nsight Compute's measurements of seven kernels.
 
-use super::{Place, programs};
+use super::{place::Place, programs};
 
 const PROFILER: &str = "ncu";
 /// Kernels of a decode of one sequence, of decodes of 32 and 64, and of prefills.
@@ -31,11 +31,11 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
     let mut text = String::new();
     for kernel in KERNELS {
         let starter = format!(
-            "{PROFILER} --kernel-name {kernel} --launch-skip 8 --launch-count 1 \
+            "{PROFILER} --clock-control none --kernel-name {kernel} --launch-skip 8 --launch-count 1 \
              --graph-profiling node --metrics {metrics}"
         );
         let starter: Vec<&str> = starter.split(' ').collect();
-        let output = place.command(&starter, WORDS)?.output()?;
+        let (output, _) = place.output(&mut place.command(&starter, WORDS)?)?;
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let is_metric = |line: &&str| METRICS.iter().any(|metric| line.trim().starts_with(metric));
         let lines: Vec<&str> = printed.lines().filter(is_metric).map(str::trim).collect();

@@ -51,6 +51,11 @@ impl Programs {
         self.deadline = Some(Instant::now() + limit);
     }
 
+    /// Returns whether the limit is over.
+    pub fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
     /// Returns the path of the command line.
     pub fn tritmill_path(&self) -> &Path {
         &self.tritmill
@@ -68,7 +73,7 @@ impl Programs {
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
         let seconds =
             self.deadline.map_or(0, |deadline| left(deadline).as_secs().max(1)).to_string();
-        command.args(["--kill-after=10", &seconds]).args(starter).arg(program);
+        command.args(["--kill-after=2", &seconds]).args(starter).arg(program);
         command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
         if let Some(folder) = &self.driver {
             command.env("LD_LIBRARY_PATH", folder);
@@ -120,12 +125,4 @@ pub fn built(words: &[&str], target: &str) -> anyhow::Result<PathBuf> {
 /// Copies a program without its symbols.
 pub fn strip(from: &Path, to: &Path) -> anyhow::Result<()> {
     process::run(Command::new("strip").arg("-o").arg(to).arg(from))
-}
-
-/// Runs a command and returns the JSON that it prints. Its exit status does not matter: `doctor` fails where a check
-/// does.
-pub fn json(command: &mut Command) -> anyhow::Result<Value> {
-    let output = command.stderr(Stdio::inherit()).output().context("cannot start")?;
-    serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("{command:?} printed no JSON: {}", output.status))
 }

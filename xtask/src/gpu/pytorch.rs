@@ -1,11 +1,11 @@
-//! `cargo xtask gpu pytorch`: the same shape in bf16 by PyTorch and by Tritmill, in turns. Skipped where PyTorch is
+//! The same shape in bf16 by PyTorch and by Tritmill, in turns. Skipped where PyTorch is
 //! not installed or finds no GPU.
 
 use std::{fmt::Write as _, process::Command};
 
 use serde_json::Value;
 
-use super::{Place, list, number, programs};
+use super::place::{Place, list, number};
 use crate::process::{root, succeeds};
 
 const CONTEXTS: [&str; 2] = ["128", "512"];
@@ -47,5 +47,5 @@ fn theirs(place: &Place, context: &str) -> anyhow::Result<Value> {
     let mut command = Command::new("python3");
     command.arg(root().join("benches/peers/pytorch/run.py")).args(["--json", "--steps", STEPS]);
     command.args(["--device", &place.device, "--batch", BATCHES, "--context", context]);
-    programs::json(&mut command)
+    place.json(&mut command)
 }

@@ -7,21 +7,30 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{PARTS, Part, Place, Programs, run_parts};
+use super::{
+    FIRST, Place, Programs, SECOND,
+    chain::{Chain, Part},
+};
 use crate::process::{self, root};
 
-/// Builds the programs in the dev profile and rehearses every part.
+/// Builds the programs in the dev profile and rehearses both chains.
 pub fn run() -> anyhow::Result<()> {
     let build = ["build", "--package", "tritmill", "--bin", "tritmill"];
     let tritmill = super::programs::built(&build, "tritmill")?;
-    rehearse(tritmill, &PARTS, root().join("target/gpu-rehearsal"))
+    let results = root().join("target/gpu-rehearsal");
+    rehearse(&tritmill, FIRST, &results, |_| true)?;
+    rehearse(&tritmill, SECOND, &results, |_| true)
 }
 
-/// Rehearses parts with a program; reports go to `results`.
-fn rehearse(tritmill: PathBuf, parts: &[Part], results: PathBuf) -> anyhow::Result<()> {
-    let programs = Programs::from_command_line(tritmill).with_driver(emulated_driver()?);
-    let place = Place { device: "cuda:0".to_owned(), programs, is_rehearsal: true, results };
-    run_parts(place, parts)
+/// Rehearses a chain with a program; reports go to `results`.
+fn rehearse(
+    tritmill: &Path,
+    chain: Chain,
+    results: &Path,
+    is_wanted: impl Fn(&Part) -> bool,
+) -> anyhow::Result<()> {
+    let programs = Programs::from_command_line(tritmill.to_owned()).with_driver(emulated_driver()?);
+    chain.run(Place::new("cuda:0", programs, true, results, chain.name)?, is_wanted)
 }
 
 /// Compiles the emulated driver unless it is newer than its sources; returns its folder.
@@ -55,9 +64,9 @@ fn is_newer(file: &Path, folders: &[&Path]) -> anyhow::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::chain::Run, *};
 
-    /// Every part but `check`, which would build the engine's tests, and `final`, which repeats `measure`.
+    /// All parts but the engine's tests, which this would build.
     #[test]
     fn every_part_writes_a_report() {
         let this = std::env::current_exe().expect("a test knows its program");
@@ -70,15 +79,16 @@ mod tests {
         }
         let folder =
             std::env::temp_dir().join(format!("tritmill-rehearsal-{}", std::process::id()));
-        let parts: Vec<Part> = {
-            let is_rehearsed = |part: &Part| !["check", "final"].contains(&part.name);
-            PARTS.into_iter().filter(is_rehearsed).collect()
-        };
-        rehearse(tritmill, &parts, folder.clone()).expect("every part succeeds");
-        for part in parts {
-            let report = std::fs::read_to_string(folder.join(format!("{}.md", part.name)));
-            let report = report.expect("the part wrote a report");
-            assert!(report.contains("emulated sm_90"), "{report}");
+        for chain in [FIRST, SECOND] {
+            let measures = |part: &Part| matches!(part.run, Run::Measurement(_));
+            rehearse(&tritmill, chain, &folder, measures).expect("every part succeeds");
+            let report = std::fs::read_to_string(folder.join(format!("{}.md", chain.name)));
+            let report = report.expect("the chain wrote a report");
+            for part in chain.parts.iter().filter(|part| measures(part)) {
+                assert!(report.contains(&format!("## {}\n", part.name)), "{}: {report}", part.name);
+            }
+            let tables = ["emulated sm_90", "| graphs |"];
+            assert!(chain.name != "first" || tables.iter().all(|t| report.contains(t)), "{report}");
         }
         std::fs::remove_dir_all(folder).expect("the folder is writable");
     }

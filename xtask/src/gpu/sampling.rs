@@ -1,8 +1,8 @@
-//! `cargo xtask gpu sampling`: decoding by sampling parameters, against greedy decoding.
+//! Decoding by sampling parameters, against greedy decoding.
 
 use std::fmt::Write as _;
 
-use super::{Place, Target, list, number, targets_table};
+use super::place::{Place, Target, list, number, targets_table};
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
     let words = place.sizes(

@@ -1,10 +1,12 @@
-//! `cargo xtask gpu sanitize`: two prefills and two decodes under compute-sanitizer, which finds illegal accesses,
+//! Two prefills and two decodes under compute-sanitizer, which finds illegal accesses,
 //! races in shared memory, and barriers that not all threads reach.
 
-use anyhow::Context as _;
+use anyhow::ensure;
 
-use super::{Place, programs};
-use crate::process;
+use super::{
+    place::{Place, tiny_model},
+    programs,
+};
 
 const SANITIZER: &str = "compute-sanitizer";
 const TOOLS: [&str; 3] = ["memcheck", "racecheck", "synccheck"];
@@ -19,8 +21,10 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
     }
     for tool in TOOLS {
         let starter = [SANITIZER, "--tool", tool, "--error-exitcode", "9"];
-        let mut command = place.command(&starter, WORDS)?;
-        process::run(&mut command).with_context(|| format!("{tool} found errors"))?;
+        let mut command = place.on_model(&starter, WORDS, &tiny_model());
+        let (output, messages) = place.output(&mut command)?;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "{tool} found errors:\n\n```\n{printed}{messages}\n```\n");
     }
     Ok(format!("{} found no errors in `tritmill {WORDS}`.", TOOLS.join(", ")))
 }

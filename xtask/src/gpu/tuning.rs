@@ -1,8 +1,8 @@
-//! `cargo xtask gpu tuning`: other values of the constants that choose kernels, measured in one process.
+//! Other values of the constants that choose kernels, measured in one process.
 
 use std::fmt::Write as _;
 
-use super::{Place, list, number};
+use super::place::{Place, list, number};
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
     let words = place.sizes(

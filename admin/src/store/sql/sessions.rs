@@ -47,7 +47,8 @@ impl Sessions for SqlStore {
                 .bind(milliseconds(lifetime))
                 .execute(&mut *tx)
                 .await?;
-            Ok(tx.commit().await?)
+            tx.commit().await?;
+            Ok(())
         })
         .await
     }

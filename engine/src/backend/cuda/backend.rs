@@ -5,6 +5,7 @@ use super::{
     buffers::{Bucket, Buffers, Limits},
     device::{Address, Device, DeviceError, Launch, Reading, Recording},
     draws::Draws,
+    features::Feature,
     found::Downloaded,
     memory::RECORDINGS_BYTES,
     plan::Image,
@@ -83,6 +84,9 @@ impl CudaBackend {
             Some(None) => return self.launch_all(&launches(self)),
             None => {}
         }
+        if !self.device.features().allows(Feature::Graphs) {
+            return self.launch_all(&launches(self));
+        }
         let launches = launches(self);
         let launches_max = RECORDINGS_BYTES / self.device.recorded_launch_bytes().max(1);
         let removed = self.state.recordings.make_room(launches.len(), launches_max as usize);
@@ -99,6 +103,9 @@ impl CudaBackend {
             Err(error @ (DeviceError::OutOfMemory { .. } | DeviceError::Call { .. })) => {
                 tracing::warn!(%error, rows = bucket.rows, "a pass is not recorded");
                 self.launch_all(&launches)?;
+                if matches!(error, DeviceError::Call { .. }) {
+                    self.device.features_mut().give_up(Feature::Graphs, error);
+                }
                 None
             }
             Err(error) => return Err(error),

@@ -5,6 +5,8 @@
 
 use bytemuck::Pod;
 
+use super::features::Features;
+
 /// An address in device memory; 0 means none.
 pub type Address = u64;
 
@@ -136,6 +138,12 @@ pub enum DeviceError {
 pub trait Device: Send {
     /// Returns the device's properties.
     fn properties(&self) -> &Properties;
+
+    /// Returns what makes steps faster, and whether it is used.
+    fn features(&self) -> &Features;
+
+    /// Returns the same, to change it.
+    fn features_mut(&mut self) -> &mut Features;
 
     /// Returns the most dynamic shared memory that a block of a kernel may have; 0 for unknown kernels.
     fn shared_bytes(&self, kernel: &str) -> u32;

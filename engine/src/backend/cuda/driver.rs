@@ -30,6 +30,7 @@ use super::{
         Recording,
     },
     error::CudaLoadError,
+    features::{Feature, FeatureSet, Features},
     modules::{CUBIN, EXTRAS, MODULES, kernels_of},
 };
 use context::Context;
@@ -68,18 +69,19 @@ fn failure(doing: &'static str, error: DriverError) -> DeviceError {
     }
 }
 
-/// Opens a device and loads the kernels.
-pub fn open(ordinal: usize) -> Result<Driver, CudaLoadError> {
+/// Opens a device and loads the kernels; uses none of some features.
+pub fn open(ordinal: usize, disabled: FeatureSet) -> Result<Driver, CudaLoadError> {
     usable(ordinal)?;
     let context = Context::new(ordinal).map_err(|error| failure("opening the device", error))?;
     let properties =
         context.properties().map_err(|error| failure("reading device properties", error))?;
-    Ok(Driver::new(context, properties)?)
+    Ok(Driver::new(context, properties, Features::new(disabled))?)
 }
 
 /// An open device.
 pub struct Driver {
     properties: Properties,
+    features: Features,
     stream: sys::CUstream,
     modules: Vec<sys::CUmodule>,
     kernels: HashMap<&'static str, Kernel>,
@@ -106,11 +108,16 @@ pub struct Driver {
 unsafe impl Send for Driver {}
 
 impl Driver {
-    fn new(context: Context, properties: Properties) -> Result<Self, DeviceError> {
+    fn new(
+        context: Context,
+        properties: Properties,
+        features: Features,
+    ) -> Result<Self, DeviceError> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|error| failure("creating a stream", error))?;
         let mut driver = Self {
             properties,
+            features,
             stream,
             modules: Vec::new(),
             kernels: HashMap::new(),
@@ -144,32 +151,51 @@ impl Driver {
     fn load_modules(&mut self) -> Result<(), DriverError> {
         let Properties { capability, shared_bytes, .. } = self.properties;
         let records_overlap = system::records_overlap()?;
+        if !records_overlap {
+            self.features.give_up(Feature::Overlap, "the driver's graphs do not record it");
+        }
         self.recorded_launch_bytes = system::recorded_launch_bytes()?;
-        let mut kinds = Vec::new();
+        let has_cubins = self.features.allows(Feature::Cubin);
         for module in MODULES {
             // SAFETY: the context is current.
-            let (loaded, kind) = unsafe { module::load(module.name, module.images(capability)) }?;
+            let (loaded, kind) = unsafe {
+                module::load(module.name, module.images(capability, has_cubins), &mut self.features)
+            }?;
             self.modules.push(loaded);
-            kinds.push(kind);
+            if kind == CUBIN {
+                self.features.count(Feature::Cubin);
+            }
             let names = kernels_of(module.ptx);
-            let overlaps = records_overlap && kind == CUBIN;
+            let overlaps = self.features.allows(Feature::Overlap) && kind == CUBIN;
             // SAFETY: the module was just loaded.
             let kernels = unsafe { module::kernels(names, loaded, shared_bytes, overlaps) }?;
             self.kernels.extend(kernels);
         }
         for extra in EXTRAS {
+            let images = extra.images(capability);
+            if images.is_empty() {
+                self.features.turn_off(Feature::Warpgroups, "off: the device has none");
+            }
+            if !self.features.allows(Feature::Warpgroups) {
+                break;
+            }
             // SAFETY: the context is current.
-            let result = unsafe { module::load(extra.name, extra.images(capability)) };
-            let Ok((loaded, kind)) = result else { continue };
+            let result = unsafe { module::load(extra.name, images, &mut self.features) };
+            let (loaded, kind) = match result {
+                Ok(loaded) => loaded,
+                Err(error) => {
+                    let why = format!("its kernels do not load: {error:?}");
+                    self.features.give_up(Feature::Warpgroups, why);
+                    break;
+                }
+            };
             self.modules.push(loaded);
             let names = extra.kernels.iter().copied();
-            let overlaps = records_overlap && kind == CUBIN;
+            let overlaps = self.features.allows(Feature::Overlap) && kind == CUBIN;
             // SAFETY: the module was just loaded.
             let kernels = unsafe { module::kernels(names, loaded, shared_bytes, overlaps) }?;
             self.kernels.extend(kernels);
         }
-        kinds.dedup();
-        tracing::debug!(modules = MODULES.len(), ?kinds, "kernels loaded");
         Ok(())
     }
 
@@ -217,6 +243,14 @@ impl Driver {
 impl Device for Driver {
     fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    fn features(&self) -> &Features {
+        &self.features
+    }
+
+    fn features_mut(&mut self) -> &mut Features {
+        &mut self.features
     }
 
     fn shared_bytes(&self, kernel: &str) -> u32 {
@@ -329,10 +363,19 @@ impl Device for Driver {
             // A recording is made again as a whole.
             Err(error @ DeviceError::Call { .. }) if overlapped && !self.is_recording => {
                 make(false)?;
-                tracing::warn!(%error, "kernels do not overlap from now on");
+                self.features.give_up(Feature::Overlap, error);
                 self.end_overlap();
             }
             result => result?,
+        }
+        if overlapped {
+            self.features.count(Feature::Overlap);
+        }
+        if launch.kernel.contains("wgmma") {
+            self.features.count(Feature::Warpgroups);
+        }
+        if launch.kernel.starts_with("attend8") {
+            self.features.count(Feature::Tiles);
         }
         self.after_kernel = true;
         Ok(())

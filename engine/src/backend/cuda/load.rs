@@ -10,6 +10,7 @@ use super::{
     driver,
     error::CudaLoadError,
     experimental::{GpuKernels, choices},
+    features::FeatureSet,
     memory, self_test,
     shape::{Arena, Shape},
     tuning::Tuning,
@@ -40,6 +41,8 @@ pub struct CudaOptions {
     pub blocks: KvBlocks,
     /// The kernels that run.
     pub kernels: GpuKernels,
+    /// Features that are not used.
+    pub disabled: FeatureSet,
 }
 
 /// Loads a model onto a device: repacks its weights, allocates the KV pool and the buffers of steps.
@@ -48,7 +51,7 @@ pub struct CudaOptions {
 /// [`CudaLoadError`]. Missing memory is reported before anything is loaded.
 pub fn load(model: Arc<Model>, options: CudaOptions) -> Result<Box<dyn Backend>, CudaLoadError> {
     check_model(&model, options.activations)?;
-    let device = driver::open(options.ordinal)?;
+    let device = driver::open(options.ordinal, options.disabled)?;
     let backend = start(&model, Box::new(device), options, Limits::default())?;
     Ok(Box::new(backend))
 }
@@ -112,6 +115,10 @@ pub(super) fn start(
     };
     self_test::run(&mut backend, model)?;
     choices::choose(&mut backend, options.kernels)?;
+    for report in backend.device.features().report() {
+        let why = report.given_up.as_deref().unwrap_or("used");
+        tracing::debug!(feature = report.feature.name(), state = why, "feature of the GPU");
+    }
     model.release_pages();
     Ok(backend)
 }

@@ -93,11 +93,11 @@ impl Extra {
 }
 
 impl Module {
-    /// Returns the images that a device of a compute capability may load, the best first, with their kinds. PTX ends
-    /// with a zero byte.
-    pub fn images(&self, capability: (u32, u32)) -> Vec<Image> {
+    /// Returns the images that a device of a compute capability may load, the best first, with their kinds; cubins
+    /// only where they are allowed. PTX ends with a zero byte.
+    pub fn images(&self, capability: (u32, u32), has_cubins: bool) -> Vec<Image> {
         let mut images = Vec::new();
-        if capability == CUBIN_CAPABILITY {
+        if capability == CUBIN_CAPABILITY && has_cubins {
             images.push((CUBIN, aligned(self.cubin, 0)));
         }
         images.push(("ptx", aligned(self.ptx.as_bytes(), 1)));

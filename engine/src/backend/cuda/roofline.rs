@@ -96,7 +96,7 @@ pub fn measure(
     workload: &Workload,
     quick: bool,
 ) -> Result<Rooflines, RooflineError> {
-    let device = driver::open(options.ordinal)?;
+    let device = driver::open(options.ordinal, options.disabled)?;
     let options = CudaOptions { blocks: KvBlocks::Exactly(workload.block_count()), ..options };
     let mut backend = start(model, Box::new(device), options, Limits::default())?;
     let timing = if quick { Timing::QUICK } else { Timing::default() };

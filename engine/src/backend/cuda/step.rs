@@ -6,6 +6,7 @@ use super::{
     backend::CudaBackend,
     device::{Address, DeviceError, Part},
     draws::{Chunk, RowDraw, Rows},
+    features::{Feature, FeatureReport},
     found::{Lists, undecided},
 };
 use crate::{
@@ -37,6 +38,10 @@ impl Backend for CudaBackend {
     ) -> Result<(), StepError> {
         positions::check(chunks, &self.config, self.block_count, &mut self.state.written)?;
         self.run_step(chunks, logits).map_err(failure)
+    }
+
+    fn features(&self) -> Vec<FeatureReport> {
+        self.device.features().report()
     }
 
     fn as_asynchronous(&mut self) -> Option<&mut dyn Asynchronous> {
@@ -158,6 +163,7 @@ impl CudaBackend {
         let mut next =
             self.begin_ahead(chunks, &carried, Ahead { half, misses, ..Ahead::default() })?;
         next.taken = taken;
+        self.device.features_mut().count_many(Feature::Ahead, chunks.len() - rest.len());
 
         if let Some(ahead) = before.pass.filter(|_| taken > before.taken) {
             let of_rows = self.finish(ahead)?;
@@ -276,7 +282,8 @@ impl CudaBackend {
             let changes = start..ahead.changes.len();
             ahead.rows.push(Row { chunk: index, token: None, position, blocks, draw, changes });
         }
-        if tokens.is_empty() || ahead.misses > MISSES_MAX || self.state.alone {
+        let may_begin = !self.state.alone && self.device.features().allows(Feature::Ahead);
+        if tokens.is_empty() || ahead.misses > MISSES_MAX || !may_begin {
             return Ok(ahead);
         }
         let rows = ahead.rows.iter().zip(tokens.chunks(1));

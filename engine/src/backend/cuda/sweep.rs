@@ -157,7 +157,7 @@ pub fn sweep(
     workload: &Workload,
     quick: bool,
 ) -> Result<Sweep, RooflineError> {
-    let device = driver::open(options.ordinal)?;
+    let device = driver::open(options.ordinal, options.disabled)?;
     let blocks = KvBlocks::Exactly(workload.block_count());
     let options = CudaOptions { blocks, kernels: GpuKernels::Experimental, ..options };
     let rows_max = STEP_ROWS[STEP_ROWS.len() - 1];

@@ -16,8 +16,8 @@ mod sampling;
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
-    CudaLoadError, CudaOptions, GpuKernels, KvBlocks, args, backend::CudaBackend, buffers::Limits,
-    device::Device, driver, emulated, load::start,
+    CudaLoadError, CudaOptions, FeatureSet, GpuKernels, KvBlocks, args, backend::CudaBackend,
+    buffers::Limits, device::Device, driver, emulated, load::start,
 };
 use crate::{
     Engine, EngineConfig, Event, Fork, ForkError, Request, SamplingParams,
@@ -45,7 +45,8 @@ fn model(name: &str) -> Arc<Model> {
 
 fn options(kv: KvType, head: HeadMode) -> CudaOptions {
     let (blocks, kernels) = (KvBlocks::Exactly(BLOCKS), GpuKernels::Standard);
-    CudaOptions { ordinal: 0, kv, head, activations: None, blocks, kernels }
+    let disabled = FeatureSet::default();
+    CudaOptions { ordinal: 0, kv, head, activations: None, blocks, kernels, disabled }
 }
 
 /// Options with experimental kernels.
@@ -55,6 +56,9 @@ fn experimental(kv: KvType, head: HeadMode) -> CudaOptions {
 
 /// Names a real device to test, as in `cuda:0`; without it, the emulated one is tested.
 const DEVICE: &str = "TRITMILL_TEST_DEVICE";
+
+/// Features that tests on a real device do without.
+const DISABLED: &str = "TRITMILL_CUDA_DISABLE";
 
 fn is_emulated() -> bool {
     std::env::var_os(DEVICE).is_none()
@@ -66,7 +70,9 @@ fn device() -> Option<Box<dyn Device>> {
         Ok(name) => {
             let ordinal = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
             let ordinal = ordinal.expect("TRITMILL_TEST_DEVICE is cuda:N");
-            Some(Box::new(driver::open(ordinal).expect("the device asked for opens")))
+            let disabled = std::env::var(DISABLED).unwrap_or_default();
+            let disabled = disabled.parse().expect("TRITMILL_CUDA_DISABLE has names of features");
+            Some(Box::new(driver::open(ordinal, disabled).expect("the device asked for opens")))
         }
         Err(_) => Some(Box::new(emulated_device(ordinals::SM_90)?)),
     }
@@ -92,7 +98,7 @@ mod ordinals {
 /// process has only one driver.
 fn emulated_device(ordinal: usize) -> Option<driver::Driver> {
     (is_emulated() && emulated::load())
-        .then(|| driver::open(ordinal).expect("emulated devices open"))
+        .then(|| driver::open(ordinal, FeatureSet::default()).expect("emulated devices open"))
 }
 
 fn load(model: &Model, options: CudaOptions, limits: Limits) -> Option<CudaBackend> {
@@ -227,7 +233,7 @@ fn missing_memory_is_reported_before_anything_is_loaded() {
 
 #[test]
 fn missing_driver_or_device_is_an_error() {
-    match driver::open(usize::MAX) {
+    match driver::open(usize::MAX, FeatureSet::default()) {
         Err(CudaLoadError::NoDriver | CudaLoadError::NoDevice { .. }) => {}
         Err(CudaLoadError::DriverTooOld { .. }) => {}
         Err(error) => panic!("{error}"),

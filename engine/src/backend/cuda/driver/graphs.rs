@@ -3,7 +3,10 @@
 use cudarc::driver::{result, sys};
 
 use super::{
-    super::device::{Device as _, DeviceError, Launch, Recording},
+    super::{
+        device::{Device as _, DeviceError, Launch, Recording},
+        features::Feature,
+    },
     Driver,
 };
 
@@ -21,7 +24,7 @@ impl Driver {
                 let again = self.capture(launches);
                 self.may_overlap = may_overlap;
                 if again.is_ok() {
-                    tracing::warn!(%error, "kernels do not overlap from now on");
+                    self.features.give_up(Feature::Overlap, error);
                     self.end_overlap();
                 }
                 again
@@ -67,7 +70,9 @@ impl Driver {
         let stream = self.stream;
         self.after_kernel = false;
         // SAFETY: the graph is destroyed when the recording is forgotten, and not earlier.
-        self.call("replaying", || unsafe { result::graph::launch(graph, stream) })
+        self.call("replaying", || unsafe { result::graph::launch(graph, stream) })?;
+        self.features.count(Feature::Graphs);
+        Ok(())
     }
 
     /// Waits, and destroys some recordings.

@@ -8,7 +8,11 @@ use cudarc::driver::{
     sys::{self, CUfunction_attribute_enum as Attribute, CUjit_option_enum as JitOption},
 };
 
-use super::super::{device::Launch, modules::Image};
+use super::super::{
+    device::Launch,
+    features::{Feature, Features},
+    modules::{CUBIN, Image},
+};
 use crate::formats::memory::AlignedBytes;
 
 /// Bytes of the compiler's messages that are kept.
@@ -77,13 +81,14 @@ impl Kernel {
     }
 }
 
-/// Loads the first of a module's images that loads; reports the last error.
+/// Loads the first of a module's images that loads; reports the last error. A refused cubin is given up.
 ///
 /// # Safety
 /// A context must be current.
 pub unsafe fn load(
     module: &str,
     images: Vec<Image>,
+    features: &mut Features,
 ) -> Result<(sys::CUmodule, &'static str), DriverError> {
     let mut result = Err(DriverError(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU));
     for (kind, image) in images {
@@ -91,6 +96,9 @@ pub unsafe fn load(
         result =
             unsafe { load_image(&image) }.map(|loaded| (loaded, kind)).map_err(|(error, log)| {
                 tracing::warn!(module, kind, ?error, log, "an image of kernels does not load");
+                if kind == CUBIN {
+                    features.give_up(Feature::Cubin, format!("{module}: {error:?} {log}"));
+                }
                 error
             });
         if result.is_ok() {

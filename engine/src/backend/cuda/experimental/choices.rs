@@ -7,7 +7,7 @@
 use super::{
     super::{
         attention::has_tile_kernels, backend::CudaBackend, device::DeviceError,
-        error::CudaLoadError, tuning::Tuning,
+        error::CudaLoadError, features::Feature, tuning::Tuning,
     },
     GpuKernels, warpgroups,
 };
@@ -24,6 +24,9 @@ const TILE_START: usize = 120;
 /// Chooses the kernels of later steps.
 pub fn choose(backend: &mut CudaBackend, kernels: GpuKernels) -> Result<(), CudaLoadError> {
     if kernels == GpuKernels::Standard {
+        for feature in [Feature::Overlap, Feature::Warpgroups, Feature::Tiles] {
+            backend.device.features_mut().turn_off(feature, "off: an experimental kernel");
+        }
         backend.device.end_overlap();
         return Ok(backend.set_tuning(Tuning::default())?);
     }
@@ -46,7 +49,12 @@ fn choose_by_steps(backend: &mut CudaBackend) -> Result<(), DeviceError> {
 fn choose_tiles(backend: &mut CudaBackend) -> Result<(), DeviceError> {
     let end = TILE_START + TILE_ROWS;
     let has_room = end <= backend.config.context_length.min(backend.block_count * BLOCK_TOKENS);
-    if !has_tile_kernels(&backend.shape, backend.device.as_ref()) || !has_room {
+    let is_allowed = backend.device.features().allows(Feature::Tiles);
+    if !has_tile_kernels(&backend.shape, backend.device.as_ref()) || !has_room || !is_allowed {
+        backend
+            .device
+            .features_mut()
+            .turn_off(Feature::Tiles, "off: only for int8 keys and values");
         return Ok(());
     }
     let tokens: Vec<u32> = (0..end).map(|i| (i * 7919 % backend.shape.vocab) as u32).collect();
@@ -63,7 +71,7 @@ fn choose_tiles(backend: &mut CudaBackend) -> Result<(), DeviceError> {
         .and_then(|_| with(backend, 1))
         .and_then(|tiles| Ok(tiles == with(backend, end)?));
     backend.set_tuning(Tuning::EXPERIMENTAL)?;
-    backend.state.has_tiles = is_usable("attention in tiles", equal)?;
+    backend.state.has_tiles = is_usable(backend, Feature::Tiles, equal)?;
     Ok(())
 }
 
@@ -94,19 +102,24 @@ fn choose_overlap(backend: &mut CudaBackend) -> Result<(), DeviceError> {
     let equal = test();
     backend.limits.recorded = recorded;
     backend.set_tuning(Tuning::EXPERIMENTAL)?;
-    if !is_usable("overlap", equal)? {
+    if !is_usable(backend, Feature::Overlap, equal)? {
         backend.device.end_overlap();
     }
     Ok(())
 }
 
-/// Returns whether what is tested can be used.
-fn is_usable(tested: &str, equal: Result<bool, DeviceError>) -> Result<bool, DeviceError> {
+/// Returns whether a feature can be used after its test.
+fn is_usable(
+    backend: &mut CudaBackend,
+    tested: Feature,
+    equal: Result<bool, DeviceError>,
+) -> Result<bool, DeviceError> {
+    let features = backend.device.features_mut();
     match equal {
         Ok(true) => return Ok(true),
-        Ok(false) => tracing::warn!(tested, "other results: it is not used"),
+        Ok(false) => features.give_up(tested, "other results in its test"),
         Err(error @ (DeviceError::Sticky { .. } | DeviceError::Lost { .. })) => return Err(error),
-        Err(error) => tracing::warn!(tested, %error, "it is not used"),
+        Err(error) => features.give_up(tested, error),
     }
     Ok(false)
 }

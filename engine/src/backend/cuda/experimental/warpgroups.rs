@@ -8,6 +8,7 @@ use super::super::{
     args::LINEAR_STORE,
     backend::CudaBackend,
     device::DeviceError,
+    features::Feature,
     forward::{Input, Many, TILE64, WGMMA, WGMMA64},
     self_test,
 };
@@ -29,17 +30,22 @@ pub fn choose(backend: &mut CudaBackend) -> Result<(), DeviceError> {
     let exist = kernels.iter().all(|many| backend.device.shared_bytes(many.linear) > 0);
     // Linears with scales of groups have other kernels.
     if !exist || backend.shape.group_scales {
+        backend
+            .device
+            .features_mut()
+            .turn_off(Feature::Warpgroups, "off: no kernels for this model");
         return Ok(());
     }
     backend.state.has_warpgroups = match failing(backend) {
         Ok(None) => true,
         Ok(Some((kernel, of))) => {
-            tracing::warn!(kernel, ?of, "wrong sums of warpgroups: slower kernels are used");
+            let why = format!("wrong sums of {kernel}, {of:?}");
+            backend.device.features_mut().give_up(Feature::Warpgroups, why);
             false
         }
         Err(error @ (DeviceError::Sticky { .. } | DeviceError::Lost { .. })) => return Err(error),
         Err(error) => {
-            tracing::warn!(%error, "no products of warpgroups: slower kernels are used");
+            backend.device.features_mut().give_up(Feature::Warpgroups, error);
             false
         }
     };

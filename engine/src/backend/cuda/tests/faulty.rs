@@ -6,6 +6,7 @@ use super::super::{
     args::{AttentionArgs, LinearArgs},
     backend::CudaBackend,
     device::{Address, Device, DeviceError, Launch, Part as Read, Properties, Reading, Recording},
+    features::Features,
 };
 
 /// What happens at the launch of a kernel.
@@ -62,6 +63,12 @@ impl Faulty {
 impl Device for Faulty {
     fn properties(&self) -> &Properties {
         self.real.properties()
+    }
+    fn features(&self) -> &Features {
+        self.real.features()
+    }
+    fn features_mut(&mut self) -> &mut Features {
+        self.real.features_mut()
     }
     fn shared_bytes(&self, kernel: &str) -> u32 {
         self.real.shared_bytes(kernel)

@@ -11,6 +11,7 @@ use super::{
         args::{EmbedArgs, LinearArgs, PeakArgs, Segment, Step},
         device::{Args, Device as _, DeviceError, Launch, Part},
         driver::{self, Driver},
+        features::FeatureSet,
         modules::{EXTRAS, MODULES, kernels_of},
     },
     emulated_device, ordinals,
@@ -44,7 +45,7 @@ fn wait(device: &mut Driver, at: u64) -> Result<(), DeviceError> {
 /// Loads one module beside those of a device, and returns one of its kernels.
 fn function(module: &str, kernel: &str) -> sys::CUfunction {
     let module = MODULES.iter().find(|one| one.name == module).expect("a known module");
-    let (_, image) = module.images((9, 0)).pop().expect("every module has PTX");
+    let (_, image) = module.images((9, 0), true).pop().expect("every module has PTX");
     let name = std::ffi::CString::new(kernel).expect("names have no zeros");
     // SAFETY: the image is PTX that ends with a zero; the tests keep a context current.
     unsafe {
@@ -128,7 +129,7 @@ fn every_kernel_fits_the_registers_of_a_multiprocessor() {
     let mut counted = 0;
     let of_modules = MODULES.iter().map(|module| {
         let kernels: Vec<&str> = kernels_of(module.ptx).collect();
-        (kernels, module.images((9, 0)))
+        (kernels, module.images((9, 0), true))
     });
     let of_extras = EXTRAS.iter().map(|extra| (extra.kernels.to_vec(), extra.images((9, 0))));
     for (kernels, images) in of_modules.chain(of_extras) {
@@ -229,7 +230,8 @@ fn a_misaligned_vector_access_is_an_error_that_stays() {
     assert!(matches!(error, DeviceError::Sticky { .. }), "{error}");
     // Releasing the context clears the error.
     drop(device);
-    let mut device = driver::open(ordinals::MISALIGNED).expect("a new context works");
+    let mut device =
+        driver::open(ordinals::MISALIGNED, FeatureSet::default()).expect("a new context works");
     let at = step(&mut device);
     // The weights of a linear, copied with cp.async.
     let mut args = LinearArgs::zeroed();
@@ -345,7 +347,8 @@ fn a_released_context_is_gone_for_every_thread() {
     assert_eq!(free.0, CUresult::CUDA_ERROR_INVALID_CONTEXT);
     // A device that moves to a thread. Its context stays current on that thread after the last reference
     // is released here.
-    let mut device = driver::open(ordinals::RELEASED).expect("the device opens");
+    let mut device =
+        driver::open(ordinals::RELEASED, FeatureSet::default()).expect("the device opens");
     let at = device.allocate(256).expect("it is free");
     let (to_thread, devices) = std::sync::mpsc::channel::<Driver>();
     let (from_thread, used) = std::sync::mpsc::channel();
@@ -359,7 +362,9 @@ fn a_released_context_is_gone_for_every_thread() {
     let (mut device, _) = used.recv().expect("the thread answers");
     wait(&mut device, at).expect("both threads may use it");
     drop(device);
-    to_thread.send(driver::open(ordinals::RELEASED).expect("the device opens")).expect("it waits");
+    to_thread
+        .send(driver::open(ordinals::RELEASED, FeatureSet::default()).expect("the device opens"))
+        .expect("it waits");
     assert!(used.recv().expect("the thread answers").1, "the thread uses the new context");
     drop(to_thread);
     thread.join().expect("the thread ends");
@@ -368,7 +373,7 @@ fn a_released_context_is_gone_for_every_thread() {
 #[test]
 fn images_are_chosen_by_device_and_ptx_replaces_a_refused_cubin() {
     let kinds = |capability| -> Vec<_> {
-        MODULES[0].images(capability).into_iter().map(|(kind, _)| kind).collect()
+        MODULES[0].images(capability, true).into_iter().map(|(kind, _)| kind).collect()
     };
     assert_eq!(
         (kinds((9, 0)), kinds((8, 0)), kinds((10, 0))),
@@ -376,7 +381,8 @@ fn images_are_chosen_by_device_and_ptx_replaces_a_refused_cubin() {
     );
     let Some(device) = emulated_device(ordinals::WITHOUT_CUBINS) else { return };
     assert!(device.shared_bytes("embed") > 0, "the PTX was loaded");
-    let old = driver::open(ordinals::SM_75).map(drop).expect_err("7.5 is too old");
+    let old =
+        driver::open(ordinals::SM_75, FeatureSet::default()).map(drop).expect_err("7.5 is too old");
     assert!(matches!(old, CudaLoadError::TooOld { capability: (7, 5), .. }), "{old}");
     // SAFETY: the image is PTX that ends with a zero; a context is current.
     let load = |image: &str| unsafe { result::module::load_data(image.as_ptr().cast()) };

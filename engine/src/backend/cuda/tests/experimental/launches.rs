@@ -11,6 +11,7 @@ use super::{
         device::{
             Address, Device, DeviceError, Launch, Part as Read, Properties, Reading, Recording,
         },
+        features::Features,
         forward::WGMMA,
         load::start,
         modules::{EXTRAS, MODULES, kernels_of},
@@ -41,6 +42,12 @@ fn prompts(count: usize, tokens_of: usize) -> Vec<Part> {
 impl Device for Listener {
     fn properties(&self) -> &Properties {
         self.real.properties()
+    }
+    fn features(&self) -> &Features {
+        self.real.features()
+    }
+    fn features_mut(&mut self) -> &mut Features {
+        self.real.features_mut()
     }
     fn shared_bytes(&self, kernel: &str) -> u32 {
         self.real.shared_bytes(kernel)

@@ -254,7 +254,7 @@ fn launches_that_could_not_wait_are_refused() {
     let stream = stream::create(stream::StreamKind::NonBlocking).expect("a context is current");
     let module = MODULES.iter().find(|module| module.name == "peaks").expect("a known module");
     let function = |kind| {
-        let images = module.images((9, 0));
+        let images = module.images((9, 0), true);
         let (_, image) = images.iter().find(|image| image.0 == kind).expect("there are both");
         // SAFETY: the images are complete, PTX ends with a zero, and a context is current.
         unsafe {
