@@ -1,10 +1,10 @@
 //! `tritmill bench tuning`: other values of the constants that choose a GPU's kernels, measured in one process.
 
-use std::process::ExitCode;
+use std::{collections::BTreeMap, process::ExitCode};
 
 use clap::Args;
 use serde_json::json;
-use tritmill_engine::backend::cuda::sweep::{self, Trial};
+use tritmill_engine::backend::cuda::sweep::{self, Comparison, Trial};
 
 use super::gpu::GpuSteps;
 use crate::{options::RunOptions, output};
@@ -54,14 +54,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "model": model.name(),
             "device": sweep.device.name,
             "prompt": prompt,
-            "rows": sweep.trials.iter().map(row).collect::<Vec<_>>(),
+            "rows": sweep.measured.trials.iter().map(row).collect::<Vec<_>>(),
+            "best": sweep.measured.best.iter().copied().collect::<BTreeMap<_, _>>(),
+            "together": sweep.measured.comparisons.iter().map(together).collect::<Vec<_>>(),
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let (name, device) = (model.name(), &sweep.device.name);
     output::line(format_args!("{name} on {device}, prompts of {prompt} tokens"))?;
     output::line("constant            value   phase      rows  context   tokens/s")?;
-    for trial in &sweep.trials {
+    for trial in &sweep.measured.trials {
         let Trial { constant, value, is_default, phase, rows, context, tokens_per_s } = trial;
         let mark = if *is_default { '*' } else { ' ' };
         let phase = phase.name();
@@ -69,7 +71,26 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "{constant:<16} {value:>8}{mark}  {phase:<8} {rows:>6} {context:>8} {tokens_per_s:>10.0}"
         ))?;
     }
+    let best: Vec<String> =
+        sweep.measured.best.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    output::line(format_args!("best values: {}", best.join(", ")))?;
+    output::line("phase      rows  context   standard   experimental   best values, tokens/s")?;
+    for compared in &sweep.measured.comparisons {
+        let Comparison { phase, rows, context, standard, experimental, best } = compared;
+        let phase = phase.name();
+        output::line(format_args!(
+            "{phase:<8} {rows:>6} {context:>8} {standard:>10.0} {experimental:>14.0} {best:>13.0}"
+        ))?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn together(compared: &Comparison) -> serde_json::Value {
+    let Comparison { phase, rows, context, standard, experimental, best } = compared;
+    json!({
+        "phase": phase.name(), "rows": rows, "context": context, "standard_tokens_per_s": standard,
+        "experimental_tokens_per_s": experimental, "best_tokens_per_s": best,
+    })
 }
 
 fn row(trial: &Trial) -> serde_json::Value {

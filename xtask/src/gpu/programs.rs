@@ -74,7 +74,7 @@ impl Programs {
         let seconds =
             self.deadline.map_or(0, |deadline| left(deadline).as_secs().max(1)).to_string();
         command.args(["--kill-after=2", &seconds]).args(starter).arg(program);
-        command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
+        command.env_remove("REDIS_URL").env_remove("DATABASE_URL").env("RUST_BACKTRACE", "0");
         if let Some(folder) = &self.driver {
             command.env("LD_LIBRARY_PATH", folder);
         }

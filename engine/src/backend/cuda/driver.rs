@@ -184,7 +184,7 @@ impl Driver {
             let (loaded, kind) = match result {
                 Ok(loaded) => loaded,
                 Err(error) => {
-                    let why = format!("its kernels do not load: {error:?}");
+                    let why = format!("its kernels do not load: {:?}", error.0);
                     self.features.give_up(Feature::Warpgroups, why);
                     break;
                 }
@@ -374,7 +374,7 @@ impl Device for Driver {
         if launch.kernel.contains("wgmma") {
             self.features.count(Feature::Warpgroups);
         }
-        if launch.kernel.starts_with("attend8") {
+        if launch.kernel.starts_with("attend_tile") {
             self.features.count(Feature::Tiles);
         }
         self.after_kernel = true;

@@ -37,14 +37,47 @@ pub struct Trial {
     pub tokens_per_s: f64,
 }
 
+/// Tokens per second of one kind of step, measured in turns: medians.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// Kind of the steps.
+    pub phase: Phase,
+    /// Rows of a step.
+    pub rows: usize,
+    /// Tokens before those of a decode; 0 for prefill.
+    pub context: usize,
+    /// With [`GpuKernels::Standard`].
+    pub standard: f64,
+    /// With [`GpuKernels::Experimental`].
+    pub experimental: f64,
+    /// With the best value of every constant.
+    pub best: f64,
+}
+
+/// What was measured.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// The measurements, by constant.
+    pub trials: Vec<Trial>,
+    /// Constants for which another value than the default was faster on average, and that value.
+    pub best: Vec<(&'static str, usize)>,
+    /// These values together, and the defaults.
+    pub comparisons: Vec<Comparison>,
+}
+
 /// A device and what was measured on it.
 #[derive(Debug, Clone)]
 pub struct Sweep {
     /// The device.
     pub device: Properties,
-    /// The measurements, by constant.
-    pub trials: Vec<Trial>,
+    /// The measurements.
+    pub measured: Measured,
 }
+
+/// Gain from which another value than the default is better: less is noise.
+const GAIN_MIN: f64 = 1.01;
+/// Turns of a comparison.
+const TURNS: usize = 3;
 
 /// Rows of prefill steps to measure.
 const STEP_ROWS: [usize; 5] = [256, 512, 1024, 2048, 4096];
@@ -164,8 +197,8 @@ pub fn sweep(
     let limits = Limits { rows: rows_max, ..Limits::default() };
     let mut backend = start(model, Box::new(device), options, limits)?;
     let seconds = if quick { 0.0 } else { 0.1 };
-    let trials = of_backend(&mut backend, workload, seconds)?;
-    Ok(Sweep { device: backend.device.properties().clone(), trials })
+    let measured = of_backend(&mut backend, workload, seconds)?;
+    Ok(Sweep { device: backend.device.properties().clone(), measured })
 }
 
 /// As [`sweep`], on a backend with room for the workload; each measurement lasts at least `seconds`
@@ -174,7 +207,7 @@ pub(super) fn of_backend(
     backend: &mut CudaBackend,
     workload: &Workload,
     seconds: f64,
-) -> Result<Vec<Trial>, RooflineError> {
+) -> Result<Measured, RooflineError> {
     backend.state.alone = true;
     let sequences = Sequences::new(workload, backend.vocab_size());
     let total = workload.batch_max() * workload.prompt_tokens;
@@ -215,7 +248,83 @@ pub(super) fn of_backend(
         let (phase, value, context) = (Phase::Prefill, rows, 0);
         trials.push(Trial { constant, value, is_default, phase, rows, context, tokens_per_s });
     }
-    Ok(trials)
+    let best = best_values(&trials);
+    let comparisons = compare(backend, workload, &sequences, total, tuning_of(&best), seconds)?;
+    Ok(Measured { trials, best, comparisons })
+}
+
+/// Returns the constants for which another value than the default is faster on average, and the fastest.
+fn best_values(trials: &[Trial]) -> Vec<(&'static str, usize)> {
+    let best_of = |constant: &Constant| {
+        let of: Vec<&Trial> = trials.iter().filter(|t| t.constant == constant.name).collect();
+        let gain = |value: usize| {
+            let logs = of.iter().filter(|trial| trial.value == value).filter_map(|trial| {
+                let is_same = |t: &&&Trial| (t.rows, t.context) == (trial.rows, trial.context);
+                let default = of.iter().filter(is_same).find(|t| t.is_default)?;
+                Some((trial.tokens_per_s / default.tokens_per_s).ln())
+            });
+            let (sum, count) = logs.fold((0.0, 0.0), |(sum, count), log| (sum + log, count + 1.0));
+            if count == 0.0 { 1.0 } else { f64::exp(sum / count) }
+        };
+        let gains = constant.values.iter().map(|value| (gain(*value), *value));
+        let (gain, value) = gains.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (gain > GAIN_MIN).then_some((constant.name, value))
+    };
+    CONSTANTS.iter().filter_map(best_of).collect()
+}
+
+/// Returns the experimental tuning with other values of some constants.
+fn tuning_of(values: &[(&'static str, usize)]) -> Tuning {
+    let mut tuning = Tuning::EXPERIMENTAL;
+    for (name, value) in values {
+        let constant = CONSTANTS.iter().find(|constant| constant.name == *name);
+        *(constant.expect("a value of a constant").field)(&mut tuning) = *value;
+    }
+    tuning
+}
+
+/// Measures decodes and prefills with the defaults and the best values, in turns.
+fn compare(
+    backend: &mut CudaBackend,
+    workload: &Workload,
+    sequences: &Sequences,
+    total: usize,
+    best: Tuning,
+    seconds: f64,
+) -> Result<Vec<Comparison>, RooflineError> {
+    let contexts = [16, workload.prompt_tokens];
+    let decodes = contexts
+        .into_iter()
+        .filter(|context| *context <= workload.prompt_tokens)
+        .flat_map(|context| {
+            let decode =
+                move |batch: &usize| (Phase::Decode, context, sequences.decode(*batch, context));
+            workload.batches.iter().map(decode)
+        });
+    let rows_max = total.min(backend.limits.rows);
+    let prefills = STEP_ROWS.into_iter().filter(|rows| *rows <= rows_max);
+    let prefills = prefills.map(|rows| (Phase::Prefill, 0, sequences.prefill(0..rows)));
+    let steps: Vec<_> = decodes.chain(prefills).collect();
+    let tunings = [Tuning::default(), Tuning::EXPERIMENTAL, best];
+    let mut comparisons = Vec::new();
+    for (phase, context, chunks) in &steps {
+        let mut rates = [(); 3].map(|()| Vec::new());
+        for _ in 0..TURNS {
+            for (tuning, rates) in tunings.into_iter().zip(&mut rates) {
+                backend.set_tuning(tuning)?;
+                rates.push(rate(backend, chunks, seconds)?);
+            }
+        }
+        let [standard, experimental, best] = rates.map(|mut rates: Vec<f64>| {
+            rates.sort_by(f64::total_cmp);
+            rates[rates.len() / 2]
+        });
+        let rows = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        let (phase, context) = (*phase, *context);
+        comparisons.push(Comparison { phase, rows, context, standard, experimental, best });
+    }
+    backend.set_tuning(Tuning::EXPERIMENTAL)?;
+    Ok(comparisons)
 }
 
 /// Steps to measure for a constant, with their rows and contexts.

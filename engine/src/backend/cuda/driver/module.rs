@@ -95,9 +95,9 @@ pub unsafe fn load(
         // SAFETY: images are complete cubins, or PTX that ends with a zero; a context is current.
         result =
             unsafe { load_image(&image) }.map(|loaded| (loaded, kind)).map_err(|(error, log)| {
-                tracing::warn!(module, kind, ?error, log, "an image of kernels does not load");
+                tracing::warn!(module, kind, error = ?error.0, log, "an image of kernels does not load");
                 if kind == CUBIN {
-                    features.give_up(Feature::Cubin, format!("{module}: {error:?} {log}"));
+                    features.give_up(Feature::Cubin, format!("{module}: {:?} {log}", error.0));
                 }
                 error
             });

@@ -6,6 +6,7 @@ use super::{
         device::DeviceError,
         error::CudaLoadError,
         experimental::{GpuKernels, choices, warpgroups},
+        features::Features,
         modules::EXTRAS,
     },
     CudaOptions, HeadMode, KvType, LogitsFor, device,
@@ -50,6 +51,7 @@ fn wrong_or_refused_tiles_of_attention_are_not_used() {
     let mut chosen_with = |fault| {
         let in_kernel = InKernel { kernel: "attend_tile128_q8", fault, in_overlap: false };
         *in_device.lock().expect("no thread panicked") = in_kernel;
+        *cuda.device.features_mut() = Features::default();
         choices::choose(&mut cuda, GpuKernels::Experimental).map(|()| cuda.state.has_tiles)
     };
     for fault in [Fault::Output, Fault::Nothing, Fault::Refusal] {

@@ -93,7 +93,12 @@ fn a_sweep_measures_every_constant() {
         logits: LogitsFor::largest(1),
         repetitions: 1,
     };
-    let trials = sweep::of_backend(&mut cuda, &workload, 0.0).expect("steps run");
+    let measured = sweep::of_backend(&mut cuda, &workload, 0.0).expect("steps run");
+    let compared: Vec<_> = measured.comparisons.iter().map(|c| (c.phase, c.rows)).collect();
+    let (decode, prefill) = (Phase::Decode, Phase::Prefill);
+    assert_eq!(compared[..4], [(decode, 1), (decode, 3), (decode, 1), (decode, 3)]);
+    assert!(compared[4..].iter().all(|(phase, _)| *phase == prefill), "{compared:?}");
+    let trials = measured.trials;
     assert!(trials.iter().all(|trial| trial.tokens_per_s > 0.0), "{trials:?}");
     let names = [
         "split_tasks",
