@@ -197,6 +197,7 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         rows: RowTarget::for_format(options.format),
         wait_limit,
         draft_tokens,
+        token_budget: backend.step_rows(),
         ..EngineConfig::new(context_length)
     };
     let eos_tokens = model.config().eos_tokens.clone();

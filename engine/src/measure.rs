@@ -18,9 +18,6 @@ use crate::{
     names::names,
 };
 
-/// Rows of a prefill step; equal to the scheduler's default token budget.
-pub const PREFILL_ROWS: usize = 512;
-
 /// Bytes that a bandwidth measurement reads per pass if memory allows; twice the caches of large servers.
 const BANDWIDTH_BYTES: usize = 1 << 30;
 /// Passes of a bandwidth measurement; the fastest is used.
@@ -194,7 +191,7 @@ impl Sequences {
         self.tables[..batch].iter().map(|blocks| chunk(blocks)).collect()
     }
 
-    /// Computes the prompts of `batch` sequences, [`PREFILL_ROWS`] rows in a step.
+    /// Computes the prompts of `batch` sequences, [`Backend::step_rows`] rows in a step.
     pub(crate) fn run_prompts(
         &self,
         backend: &mut dyn Backend,
@@ -202,8 +199,9 @@ impl Sequences {
         logits: &mut Logits,
     ) -> Result<(), StepError> {
         let total = batch * self.prompt_tokens;
-        for first in (0..total).step_by(PREFILL_ROWS) {
-            let chunks = self.prefill(first..total.min(first + PREFILL_ROWS));
+        let rows = backend.step_rows();
+        for first in (0..total).step_by(rows) {
+            let chunks = self.prefill(first..total.min(first + rows));
             backend.step(&chunks, logits)?;
         }
         backend.as_asynchronous().map_or(Ok(()), |backend| backend.wait())

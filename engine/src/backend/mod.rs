@@ -29,6 +29,9 @@ fn final_norm(model: &Model) -> Result<Vec<f32>, ModelError> {
     Ok(weights)
 }
 
+/// Rows of a step that prompts fill on a processor.
+pub const STEP_ROWS: usize = 512;
+
 /// The positions of a chunk that logits are requested for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LogitsFor<'a> {
@@ -127,6 +130,11 @@ pub trait Backend: Send {
     /// [`LogitsFor::Largest`] reads, if known.
     fn weight_bytes(&self) -> Option<usize> {
         None
+    }
+
+    /// Returns the rows of a step that prompts fill: with more, prompts are hardly faster.
+    fn step_rows(&self) -> usize {
+        STEP_ROWS
     }
 
     /// Returns everything that a token depends on besides the request, as one string: model fingerprint, KV

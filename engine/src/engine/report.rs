@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::RowTarget;
 use crate::{
+    backend::STEP_ROWS,
     formats::Format,
     request::{Event, RequestId},
     scheduler::StepLimits,
@@ -42,7 +43,7 @@ impl EngineConfig {
         Self {
             context_length,
             max_sequences: 64,
-            token_budget: 512,
+            token_budget: STEP_ROWS,
             prefix_cache: true,
             stall_limit: 1000,
             max_requests: 16_384,

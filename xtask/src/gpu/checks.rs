@@ -2,7 +2,7 @@
 //! a test that fails is run again by itself, because an error of a kernel ends a process's use of the device.
 //!
 //! Left out are the groups that need the emulated driver, or damage devices on purpose: `limits`, `recordings`,
-//! `experimental::overlap`, `experimental::tuning` and `emulated`.
+//! `overlap`, `experimental::tuning` and `emulated`.
 
 use std::process::Command;
 

@@ -11,6 +11,8 @@ use super::{
     shape::{Arena, Shape, stride},
 };
 
+/// Rows of the largest pass. Prompts fill it: with 512 rows, an H200 has two thirds of the speed.
+const STEP_ROWS: usize = 4096;
 /// Most memory for attention scores, in bytes.
 const SCORES_BYTES: usize = 512 << 20;
 /// Most changed logits of a row. Few requests have more different tokens in prompt and answer.
@@ -36,7 +38,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rows: 1024, whole: 256, screened: 256, blocks: 1 << 18, recorded: 256 }
+        Self { rows: STEP_ROWS, whole: 256, screened: 512, blocks: 1 << 18, recorded: 512 }
     }
 }
 

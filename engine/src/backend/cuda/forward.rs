@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{config::Linear, formats::Scale};
 
-/// Width up to which a norm's block has 256 threads.
+/// Width up to which a norm's block has 256 threads; up to twice as many elements it has 512, beyond that 1,024.
 const NARROW: usize = 4096;
 
 /// Everything that the launches of a pass depend on.
@@ -96,8 +96,15 @@ pub fn grid(x: usize, y: usize, z: usize) -> [u32; 3] {
     [x, y, z].map(|blocks| u32::try_from(blocks).expect("grids are bounded by buffers"))
 }
 
-fn warps_of(k_blocks: usize, warps_max: usize, bytes: usize, fixed: usize, shared: usize) -> usize {
-    k_blocks.div_ceil(4).min(warps_max).min(shared.saturating_sub(fixed) / bytes)
+/// Returns the warps of a block that share k blocks, `each` of them or fewer per warp. `bytes` of shared memory are for each warp, `fixed` for
+/// the block.
+fn warps_of(
+    (k_blocks, each): (usize, usize),
+    warps_max: usize,
+    (bytes, fixed): (usize, usize),
+    shared: usize,
+) -> usize {
+    k_blocks.div_ceil(each).min(warps_max).min(shared.saturating_sub(fixed) / bytes)
 }
 
 impl Pass<'_> {
@@ -249,9 +256,10 @@ impl Pass<'_> {
         linear: &DeviceLinear,
         args: LinearArgs,
     ) -> Option<Launch> {
-        let fixed = 9 * stride(linear.cols);
-        let warps =
-            warps_of(k_blocks(linear.cols), 16, warp_bytes, fixed, self.shared_bytes(kernel));
+        let fixed = 5 * stride(linear.cols);
+        // Every warp has a part of the norm, too.
+        let of_warp = (k_blocks(linear.cols), 2);
+        let warps = warps_of(of_warp, 16, (warp_bytes, fixed), self.shared_bytes(kernel));
         if self.bucket.rows != 1 || warps == 0 {
             return None;
         }
@@ -315,7 +323,11 @@ impl Pass<'_> {
             unused: 0,
         };
         Launch {
-            threads: if linear.cols <= NARROW { 256 } else { 512 },
+            threads: if linear.cols <= NARROW {
+                256
+            } else {
+                512 * linear.cols.div_ceil(2 * NARROW).min(2) as u32
+            },
             shared_bytes: 4 * stride as u32,
             ..self.per_row("norm_quantize", Args::from_struct(&args))
         }
@@ -331,7 +343,9 @@ impl Pass<'_> {
         let bytes = if gate { few.gate_bytes } else { few.linear_bytes };
         let k_blocks = args.k_blocks as usize;
         let kernel = if gate { few.gate } else { few.linear };
-        let warps = warps_of(k_blocks, few.warps_max, bytes, 0, self.shared_bytes(kernel));
+        // The blocks of linears are few: more warps share their outputs. Those of gates fill the device.
+        let of_warp = (k_blocks, if gate { 4 } else { 2 });
+        let warps = warps_of(of_warp, few.warps_max, (bytes, 0), self.shared_bytes(kernel));
         let x = if gate { tiles } else { tiles.div_ceil(few.tiles) };
         Launch {
             kernel,

@@ -36,8 +36,8 @@ struct Screening {
 
 #[rustfmt::skip]
 const SCREENS: [Screening; 4] = [
-    Screening { kernel: "screen_n8", columns: 8, groups: 1, warps: 8, warp_bytes: 6144 },
-    Screening { kernel: "screen_n16", columns: 16, groups: 1, warps: 8, warp_bytes: 8192 },
+    Screening { kernel: "screen_n8", columns: 8, groups: 2, warps: 8, warp_bytes: 10_240 },
+    Screening { kernel: "screen_n16", columns: 16, groups: 2, warps: 8, warp_bytes: 12_288 },
     Screening { kernel: "screen_n32", columns: 32, groups: 2, warps: 8, warp_bytes: 8192 },
     Screening { kernel: "screen_n64", columns: 64, groups: 2, warps: 4, warp_bytes: 8192 },
 ];
@@ -433,7 +433,11 @@ impl Pass<'_> {
             return Launch { kernel: "screen_tile", grid, threads, shared_bytes, args };
         }
         let screening = SCREENS.iter().find(|s| columns <= s.columns).unwrap_or(last);
-        let warps = screening.warps.min(self.shared_bytes(screening.kernel) / screening.warp_bytes);
+        let fitting = self.shared_bytes(screening.kernel) / screening.warp_bytes;
+        // Warps with the same number of k blocks each, if at least half of the most are such.
+        let most = screening.warps.min(fitting);
+        let is_even = |warps: &usize| (screen_blocks(shape) as usize).is_multiple_of(*warps);
+        let warps = (most.div_ceil(2).max(1)..=most).rev().find(is_even).unwrap_or(most);
         let blocks = columns.div_ceil(screening.columns);
         Launch {
             kernel: screening.kernel,

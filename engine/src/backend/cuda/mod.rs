@@ -15,6 +15,7 @@ mod attention;
 mod attention_mode;
 mod backend;
 mod buffers;
+mod choices;
 mod cost;
 mod device;
 mod draws;

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     backend::{Backend as _, Chunk, Logits, PositionLogits, StepError},
     files::Model,
-    measure::{PREFILL_ROWS, Phase, Sequences, Workload},
+    measure::{Phase, Sequences, Workload},
 };
 
 /// A measurement failed.
@@ -120,7 +120,7 @@ pub(super) fn of_backend(
         let chunks = sequences.decode(batch, workload.prompt_tokens);
         steps.push(step(backend, Phase::Decode, &chunks, timing)?);
     }
-    let chunks = sequences.prefill(0..total.min(PREFILL_ROWS));
+    let chunks = sequences.prefill(0..total.min(backend.step_rows()));
     steps.push(step(backend, Phase::Prefill, &chunks, timing)?);
     Ok(Rooflines { device, peaks, steps })
 }

@@ -27,6 +27,10 @@ impl Backend for CudaBackend {
         Some(self.weights.step_bytes())
     }
 
+    fn step_rows(&self) -> usize {
+        self.limits.rows
+    }
+
     fn numerics_class(&self) -> &str {
         &self.numerics_class
     }

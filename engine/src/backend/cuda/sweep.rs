@@ -15,7 +15,7 @@ use super::{
 use crate::{
     backend::{Backend as _, Chunk, Logits, cpu::KvType},
     files::Model,
-    measure::{PREFILL_ROWS, Phase, Sequences, Workload},
+    measure::{Phase, Sequences, Workload},
 };
 
 /// One constant with one value, measured.
@@ -82,7 +82,7 @@ const TURNS: usize = 3;
 /// Rows of prefill steps to measure.
 const STEP_ROWS: [usize; 5] = [256, 512, 1024, 2048, 4096];
 /// Rows of prefill steps on which kernels for few rows and tiles are compared.
-const TILE_ROWS: [usize; 5] = [48, 64, 128, 384, 1024];
+const TILE_ROWS: [usize; 6] = [48, 64, 128, 384, 1024, 4096];
 
 /// Values of a constant to measure, and how to set them.
 struct Constant {
@@ -139,7 +139,7 @@ const CONSTANTS: [Constant; 10] = [
     },
     Constant {
         name: "large_tile_rows",
-        values: &[65, 256, 512, 1024, NEVER],
+        values: &[65, 512, 1024, 2048, NEVER],
         phase: Phase::Prefill,
         kv: None,
         contexts: &[],
@@ -244,7 +244,7 @@ pub(super) fn of_backend(
     let rows_max = total.min(backend.limits.rows);
     for rows in STEP_ROWS.into_iter().filter(|rows| *rows <= rows_max) {
         let tokens_per_s = rate(backend, &sequences.prefill(0..rows), seconds)?;
-        let (constant, is_default) = ("step_rows", rows == PREFILL_ROWS);
+        let (constant, is_default) = ("step_rows", rows == STEP_ROWS[STEP_ROWS.len() - 1]);
         let (phase, value, context) = (Phase::Prefill, rows, 0);
         trials.push(Trial { constant, value, is_default, phase, rows, context, tokens_per_s });
     }

@@ -1,14 +1,17 @@
 //! Tests on the emulated driver or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real device.
 
 mod ahead;
+mod attention;
 mod biases;
 mod checks;
+mod choices;
 mod distributions;
 mod equality;
 mod experimental;
 mod faulty;
 mod groups;
 mod limits;
+mod overlap;
 mod recordings;
 mod roofline;
 mod sampling;

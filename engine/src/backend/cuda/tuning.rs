@@ -1,5 +1,7 @@
 //! Constants that change the speed and never the results.
 
+use super::GpuKernels;
+
 /// More rows than any step has.
 pub const NEVER: usize = 1 << 20;
 
@@ -32,27 +34,29 @@ pub struct Tuning {
 impl Default for Tuning {
     /// The kernels of [`GpuKernels::Standard`].
     fn default() -> Self {
-        Self {
-            short_positions: 0,
-            wgmma_rows: NEVER,
-            overlap_rows: 0,
-            attention_tile_rows: NEVER,
-            ..Self::EXPERIMENTAL
-        }
+        Self { wgmma_rows: NEVER, attention_tile_rows: NEVER, ..Self::EXPERIMENTAL }
     }
 }
 
 impl Tuning {
+    /// Returns the constants for some kernels.
+    pub fn of(kernels: GpuKernels) -> Self {
+        match kernels {
+            GpuKernels::Standard => Self::default(),
+            GpuKernels::Experimental => Self::EXPERIMENTAL,
+        }
+    }
+
     /// The kernels of [`GpuKernels::Experimental`].
     pub const EXPERIMENTAL: Self = Self {
-        short_positions: 256,
+        short_positions: 512,
         short_blocks: 1,
         split_tasks: 8,
         one_digit_rows: NEVER,
         few_rows: 64,
-        large_tile_rows: 512,
+        large_tile_rows: 2048,
         wgmma_rows: 512,
-        overlap_rows: 1,
+        overlap_rows: 64,
         attention_tile_rows: 16,
         shared_percent: 0,
     };

@@ -10,16 +10,26 @@
 
 // The scales and the sums of q of the tokens of a block.
 template <int TOKENS> struct Scales {
-    float scales[TOKENS];
+    Divisor scales[TOKENS];
     i32 sums[TOKENS];
     __device__ __forceinline__ void load(const LinearArgs& args, u32 first, u32 rows) {
         for (u32 t = threadIdx.x; t < TOKENS; t += blockDim.x) {
             u32 row = first + t < rows ? first + t : rows - 1;
-            scales[t] = args.scales[row];
+            scales[t] = divisor(args.scales[row]);
             sums[t] = args.sums[row];
         }
     }
+
+    // Returns the output of a feature of a segment for a token.
+    __device__ __forceinline__ float output_of(i32 sum, u32 token, const Segment& segment, u32 feature) const {
+        const Divisor& shared = scales[token];
+        Divisor d = segment.divide ? divisor_of(segment, shared.value) : shared;
+        return output(sum - sums[token], d, segment, feature);
+    }
 };
+
+// Outputs that a thread computes together, so that it waits once for the numbers that they are added to.
+constexpr u32 OUTPUTS_TOGETHER = 4;
 
 template <class F> __device__ __forceinline__ void linear_few(const LinearArgs& args) {
     __shared__ typename F::Sums sums;
@@ -33,18 +43,28 @@ template <class F> __device__ __forceinline__ void linear_few(const LinearArgs& 
     }
     auto prepare = [&](u32 count) { scales.load(args, first, rows = count); };
     if (!multiply_few<F>(weights, args.x, first, &args.step->rows, 1, args.k_blocks, sums, prepare)) return;
-    for (u32 i = threadIdx.x; i < F::TOKENS * F::ROWS; i += blockDim.x) {
-        u32 token = i / F::ROWS, m = i / TILE_ROWS % F::M, row = first + token;
-        Tile tile = tiles[0];
-        UNROLL for (u32 other = 1; other < F::M; other++) {
-            if (m == other) tile = tiles[other];
+    for (u32 start = threadIdx.x; start < F::TOKENS * F::ROWS; start += OUTPUTS_TOGETHER * blockDim.x) {
+        float *at[OUTPUTS_TOGETHER], before[OUTPUTS_TOGETHER];
+        u32 segments[OUTPUTS_TOGETHER], features[OUTPUTS_TOGETHER];
+        UNROLL for (u32 u = 0; u < OUTPUTS_TOGETHER; u++) {
+            u32 i = start + u * blockDim.x, m = i / TILE_ROWS % F::M, row = first + i / F::ROWS;
+            Tile tile = tiles[0];
+            UNROLL for (u32 other = 1; other < F::M; other++) {
+                if (m == other) tile = tiles[other];
+            }
+            const Segment& segment = args.segments[segments[u] = tile.segment];
+            u32 feature = features[u] = tile.first + i % TILE_ROWS;
+            bool has_output = i < F::TOKENS * F::ROWS && row < rows && feature < segment.rows;
+            at[u] = has_output ? segment.out + u64(row) * segment.stride + feature : nullptr;
+            before[u] = has_output && args.mode == LINEAR_ADD ? *at[u] : 0.0f;
         }
-        const Segment& segment = args.segments[tile.segment];
-        u32 feature = tile.first + i % TILE_ROWS;
-        if (row >= rows || feature >= segment.rows) continue;
-        i32 sum = sums[token * F::STRIDE + i % F::ROWS] - scales.sums[token];
-        float y = output(sum, divisor_of(segment, scales.scales[token]), segment, feature);
-        put(args.mode, segment.out + u64(row) * segment.stride + feature, y);
+        UNROLL for (u32 u = 0; u < OUTPUTS_TOGETHER; u++) {
+            if (!at[u]) continue;
+            u32 i = start + u * blockDim.x, token = i / F::ROWS;
+            i32 sum = sums[token * F::STRIDE + i % F::ROWS];
+            float y = scales.output_of(sum, token, args.segments[segments[u]], features[u]);
+            *at[u] = args.mode == LINEAR_ADD ? __fadd_rn(before[u], y) : y;
+        }
     }
 }
 
@@ -61,10 +81,8 @@ template <class F> __device__ __forceinline__ void gate_few(const LinearArgs& ar
         u32 token = i / TILE_ROWS, row = first + token, feature = blockIdx.x * TILE_ROWS + i % TILE_ROWS;
         if (row >= rows || feature >= gate.rows) continue;
         const i32* at = sums + token * F::STRIDE + i % TILE_ROWS;
-        float s = scales.scales[token];
-        i32 q = scales.sums[token];
-        float g = output(at[0] - q, divisor_of(gate, s), gate, feature);
-        float u = output(at[TILE_ROWS] - q, divisor_of(up, s), up, feature);
+        float g = scales.output_of(at[0], token, gate, feature);
+        float u = scales.output_of(at[TILE_ROWS], token, up, feature);
         gate.out[u64(row) * gate.stride + feature] = gated(args.activation, g, u);
     }
 }

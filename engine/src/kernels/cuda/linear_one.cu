@@ -20,14 +20,9 @@ __device__ __forceinline__ void fetch_one(const uint4* const (&tiles)[M], u32 k,
     copy_async_commit();
 }
 
-// Starts copying the weights of a norm to shared memory. The width must be a multiple of 4.
-__device__ __forceinline__ void copy_weights(const float* from, u32 width, float* to) {
-    for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) copy_async16(to + i, from + i);
-}
-
 // Writes the sums of M tiles for the row to `out` in shared memory; returns the scale and Σ q of the row.
 // `prepare` runs after the wait for earlier kernels, while the first copies are in progress.
-// shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32 twice: the row and the norm weights, (stride) of int8
+// shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32, (stride) of int8
 template <int M, class Prepare>
 __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, const uint4* const (&of_tiles)[M],
                                                   i32 (&out)[M * TILE_ROWS], Prepare prepare) {
@@ -36,24 +31,34 @@ __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, co
     u32 k_blocks = args.linear.k_blocks, stride = k_blocks * K_BLOCK;
     uint4* ring = reinterpret_cast<uint4*>(shared) + warp * (ONE_DEPTH * M * 32) + lane;
     float* row = reinterpret_cast<float*>(shared + warps * (ONE_DEPTH * M * 512));
-    float* weight_row = row + stride;
-    i8* q = reinterpret_cast<i8*>(weight_row + stride);
-    const float* weight = args.weight;
+    i8* q = reinterpret_cast<i8*>(row + stride);
     let_next_start();
-    // The row is loaded and not copied: a wait for its copy, the last to start, would be one for all weights.
-    if (weight && args.width % 4 == 0) copy_weights(weight, args.width, weight_row), weight = weight_row;
-    copy_async_commit();
     const uint4* tiles[M];
     UNROLL for (u32 m = 0; m < M; m++) tiles[m] = of_tiles[m] + lane;
     UNROLL for (u32 d = 0; d < ONE_DEPTH; d++) fetch_one<M>(tiles, warp + d * warps, k_blocks, ring + d * M * 32);
-    wait_for_previous();
-    load_row(args.x, args.width, row);
-    for (u32 i = threadIdx.x; i < M * TILE_ROWS; i += blockDim.x) out[i] = 0;
-    prepare();
-    copy_async_wait<ONE_DEPTH>();
-    if (weight) rms_norm<0>(row, weight, args.width, args.eps);
-    if (args.weight2) rms_norm(row, args.weight2, args.width, args.eps2);
-    Quantized quantized = quantize_row(row, args.width, stride, q);
+    Quantized quantized;
+    if (RowPart::has_room(args.width, stride)) {
+        RowPart part, weight;
+        if (args.weight) weight.load_weights(args.weight, args.width);
+        wait_for_previous();
+        part.load_row(args.x, args.width);
+        for (u32 i = threadIdx.x; i < M * TILE_ROWS; i += blockDim.x) out[i] = 0;
+        prepare();
+        if (args.weight) rms_norm(part, weight, row, args.width, stride, args.eps);
+        if (args.weight2) {
+            weight.load_weights(args.weight2, args.width);
+            rms_norm(part, weight, row, args.width, stride, args.eps2);
+        }
+        quantized = quantize_part(part, stride, q);
+    } else {
+        wait_for_previous();
+        load_row(args.x, args.width, row);
+        for (u32 i = threadIdx.x; i < M * TILE_ROWS; i += blockDim.x) out[i] = 0;
+        prepare();
+        if (args.weight) rms_norm(row, args.weight, args.width, args.eps);
+        if (args.weight2) rms_norm(row, args.weight2, args.width, args.eps2);
+        quantized = quantize_row(row, args.width, stride, q);
+    }
     i32 sums[2][M][4] = {};
     u32 slot = 0;
     for (u32 k = warp; k < k_blocks; k += warps) {

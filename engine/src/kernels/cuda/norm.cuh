@@ -102,6 +102,65 @@ __device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 wi
     __syncthreads();
 }
 
+// Part of a row that a thread has in registers: groups of four neighbouring elements, threadIdx.x, threadIdx.x +
+// blockDim.x, … Elements after the width are zero.
+struct RowPart {
+    static constexpr u32 GROUPS = 4;
+    float of[GROUPS][4];
+
+    // Returns whether the parts of all threads of the block have room for rows of a stride, a multiple of 128.
+    static __device__ __forceinline__ bool has_room(u32 width, u32 stride) {
+        return width % 4 == 0 && stride <= 4 * GROUPS * blockDim.x;
+    }
+
+    // Loads the part of a row. `load` loads sixteen bytes.
+    template <class Load> __device__ __forceinline__ void load(const float* row, u32 width, Load load) {
+        UNROLL for (u32 u = 0; u < GROUPS; u++) {
+            u32 i = threadIdx.x + u * blockDim.x;
+            uint4 four = i < width / 4 ? load(reinterpret_cast<const uint4*>(row) + i) : uint4{0, 0, 0, 0};
+            of[u][0] = __uint_as_float(four.x), of[u][1] = __uint_as_float(four.y);
+            of[u][2] = __uint_as_float(four.z), of[u][3] = __uint_as_float(four.w);
+        }
+    }
+
+    // Loads the part of a row that earlier kernels write.
+    __device__ __forceinline__ void load_row(const float* row, u32 width) {
+        load(row, width, [](const uint4* from) { return load_constant(from); });
+    }
+
+    // Loads the part of the weights of a norm.
+    __device__ __forceinline__ void load_weights(const float* row, u32 width) {
+        load(row, width, [](const uint4* from) { return load_once(from); });
+    }
+
+    // Copies the part to a row in shared memory.
+    __device__ __forceinline__ void store(float* row, u32 stride) const {
+        UNROLL for (u32 u = 0; u < GROUPS; u++) {
+            u32 i = threadIdx.x + u * blockDim.x;
+            if (i < stride / 4) reinterpret_cast<float4*>(row)[i] = {of[u][0], of[u][1], of[u][2], of[u][3]};
+        }
+    }
+};
+
+// The same as rms_norm, of a row in registers. `row` is room for it in shared memory. // (stride)
+__device__ __forceinline__ void rms_norm(RowPart& part, const RowPart& weight, float* row, u32 width, u32 stride, float eps) {
+    __shared__ float inverse_shared;
+    part.store(row, stride);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        float squares = squares_of_lane(row, width, threadIdx.x % LANES);
+        float mean = __fdiv_rn(sum_of_lanes(squares), __int2float_rn(i32(width)));
+        float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+        if (threadIdx.x == 0) inverse_shared = inverse;
+    }
+    __syncthreads();
+    float inverse = inverse_shared;
+    UNROLL for (u32 u = 0; u < RowPart::GROUPS; u++) {
+        if (threadIdx.x + u * blockDim.x >= width / 4) continue;  // zeros stay, also where the inverse is not a number
+        UNROLL for (u32 e = 0; e < 4; e++) part.of[u][e] = __fmul_rn(weight.of[u][e], __fmul_rn(part.of[u][e], inverse));
+    }
+}
+
 // Returns the largest magnitude of a row in shared memory; NaNs are ignored.
 __device__ __forceinline__ float largest_magnitude(const float* row, u32 width, float* shared) {
     float largest = 0.0f;

@@ -42,7 +42,7 @@ template <class F> __device__ __forceinline__ void screen(const ScreenArgs& args
     }
 }
 
-KERNEL(256) screen_n8(const ScreenArgs args) { screen<Few<Bytes, 1, 1, 2>>(args); }
-KERNEL(256) screen_n16(const ScreenArgs args) { screen<Few<Bytes, 1, 2, 2>>(args); }
+KERNEL(256) screen_n8(const ScreenArgs args) { screen<Few<Bytes, 2, 1, 2>>(args); }
+KERNEL(256) screen_n16(const ScreenArgs args) { screen<Few<Bytes, 2, 2, 2>>(args); }
 KERNEL(256) screen_n32(const ScreenArgs args) { screen<Few<Bytes, 2, 4, 2>>(args); }
 KERNEL(256) screen_n64(const ScreenArgs args) { screen<Few<Bytes, 2, 8, 2>>(args); }

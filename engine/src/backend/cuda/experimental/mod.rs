@@ -1,9 +1,8 @@
-//! Kernels that only a device can show to be worth their code: products of warpgroups, attention in tiles, short contexts in one
-//! kernel, and kernels that overlap. [`GpuKernels`] is their switch. None runs unless it is on; then each start tests them first.
+//! Kernels that no device has shown to be worth their code yet: products of warpgroups and attention in tiles. [`GpuKernels`] is their
+//! switch. None runs unless it is on; then each start [tests](super::choices) them first.
 //!
 //! Their sources are in `kernels/cuda/experimental`. A kernel with a gain on a device moves to the others.
 
-pub mod choices;
 pub mod warpgroups;
 
 use crate::names::names;

@@ -5,7 +5,7 @@
 namespace {
 #include "activate.cu"
 #include "attend.cu"
-#include "experimental/attend_short.cu"
+#include "attend_short.cu"
 #include "attend_split.cu"
 #include "experimental/attend_tile.cu"
 #include "digits.cu"

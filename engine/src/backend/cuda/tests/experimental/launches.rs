@@ -17,9 +17,9 @@ use super::{
         modules::{EXTRAS, MODULES, kernels_of},
         tuning::Tuning,
     },
-    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part,
-    attention::with_heads,
-    changed_draw, device, emulated_device, load, model, options, ordinals, part, run, tokens,
+    super::attention::with_heads,
+    BLOCKS, CudaOptions, HeadMode, KvType, Limits, LogitsFor, Part, changed_draw, device,
+    emulated_device, load, model, options, ordinals, part, run, tokens,
 };
 use crate::{files::Model, kernels::Digits};
 
@@ -134,7 +134,7 @@ fn launched_by(model: &Model, options: CudaOptions) -> Option<BTreeSet<&'static 
     run(&mut backend, &prompts(2, 300));
     for wgmma_rows in [0, 1 << 20] {
         backend
-            .set_tuning(Tuning { wgmma_rows, ..Tuning::EXPERIMENTAL })
+            .set_tuning(Tuning { wgmma_rows, large_tile_rows: 512, ..Tuning::EXPERIMENTAL })
             .expect("nothing is recorded");
         run(&mut backend, &prompts(2, 50));
         run(&mut backend, &prompts(2, 300));
@@ -189,6 +189,8 @@ fn steps_of_many_rows_use_warpgroups_where_the_device_has_them() {
         let limits = Limits { rows: 700, ..Limits::default() };
         let mut backend = start(&model, Box::new(device), options, limits).expect("it starts");
         assert_eq!(backend.state.has_warpgroups, has);
+        let tuning = Tuning { large_tile_rows: 512, ..Tuning::EXPERIMENTAL };
+        backend.set_tuning(tuning).expect("the device works");
         let launched = Arc::<Mutex<BTreeSet<_>>>::default();
         listen(&mut backend, launched.clone(), Arc::default());
         let mut many_rows = |count, tokens| {

@@ -221,7 +221,7 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
 }
 
 void screens() {
-    const Variant variants[] = {{"screen_n8", 1, 8, 8, 6144}, {"screen_n16", 1, 16, 3, 8192}, {"screen_n32", 2, 32, 4, 8192}, {"screen_n64", 2, 64, 1, 8192},
+    const Variant variants[] = {{"screen_n8", 2, 8, 8, 10240}, {"screen_n16", 2, 16, 3, 12288}, {"screen_n32", 2, 32, 4, 8192}, {"screen_n64", 2, 64, 1, 8192},
                                 {"screen_tile", 8, 128, 8, 12288}};
     u32 index = 0;
     for (u32 rows : {1, 2, 7, 9, 33, 70})

@@ -1,17 +1,18 @@
 //! What a device goes without, because a test at load fails.
 
 use super::{
-    super::super::{
+    super::{
         backend::CudaBackend,
+        choices,
         device::DeviceError,
         error::CudaLoadError,
-        experimental::{GpuKernels, choices, warpgroups},
+        experimental::{GpuKernels, warpgroups},
         features::Features,
         modules::EXTRAS,
     },
-    CudaOptions, HeadMode, KvType, LogitsFor, device,
+    CudaOptions, HeadMode, KvType, LogitsFor, device, experimental as options,
     faulty::{Fault, Faulty, InKernel},
-    load, model, options, part, run, small, start, tokens,
+    load, model, part, run, small, start, tokens,
 };
 
 fn loaded(kv: KvType) -> Option<CudaBackend> {
@@ -84,10 +85,10 @@ fn wrong_overlap_is_not_used() {
 }
 
 #[test]
-fn standard_kernels_are_neither_tested_nor_replaced() {
+fn standard_kernels_are_without_experimental_ones() {
     let Some(device) = device() else { return };
     let options =
         CudaOptions { kernels: GpuKernels::Standard, ..options(KvType::Q8, HeadMode::Exact) };
     let cuda = start(&model("bitnet-tiny"), device, options, small()).expect("the model fits");
-    assert!(!cuda.state.has_warpgroups && !cuda.state.has_tiles && !cuda.device.overlaps());
+    assert!(!cuda.state.has_warpgroups && !cuda.state.has_tiles);
 }

@@ -1,15 +1,17 @@
-//! Tests at load of what a device may go without: products of warpgroups ([`warpgroups`]), attention in tiles, and kernels that
-//! overlap. Steps of the model are compared with steps that the [`self_test`]'s kernels compute one after another. What
+//! Tests at load of what a device may go without: kernels that overlap and, of the experimental ones, products of warpgroups
+//! ([`warpgroups`]) and attention in tiles. Steps of the model are compared with steps that the [`self_test`]'s kernels compute one after another. What
 //! gives another bit, or is refused, is not used.
 //!
-//! [`self_test`]: super::super::self_test
+//! [`self_test`]: super::self_test
 
 use super::{
-    super::{
-        attention::has_tile_kernels, backend::CudaBackend, device::DeviceError,
-        error::CudaLoadError, features::Feature, tuning::Tuning,
-    },
-    GpuKernels, warpgroups,
+    attention::has_tile_kernels,
+    backend::CudaBackend,
+    device::DeviceError,
+    error::CudaLoadError,
+    experimental::{GpuKernels, warpgroups},
+    features::Feature,
+    tuning::Tuning,
 };
 use crate::{
     backend::{Chunk, Logits, LogitsFor},
@@ -23,24 +25,31 @@ const TILE_START: usize = 120;
 
 /// Chooses the kernels of later steps.
 pub fn choose(backend: &mut CudaBackend, kernels: GpuKernels) -> Result<(), CudaLoadError> {
+    let tuning = Tuning::of(kernels);
+    backend.set_tuning(tuning)?;
     if kernels == GpuKernels::Standard {
-        for feature in [Feature::Overlap, Feature::Warpgroups, Feature::Tiles] {
+        for feature in [Feature::Warpgroups, Feature::Tiles] {
             backend.device.features_mut().turn_off(feature, "off: an experimental kernel");
         }
-        backend.device.end_overlap();
-        return Ok(backend.set_tuning(Tuning::default())?);
     }
-    backend.set_tuning(Tuning::EXPERIMENTAL)?;
-    let tested = warpgroups::choose(backend).and_then(|()| choose_by_steps(backend));
+    let warpgroups = match kernels {
+        GpuKernels::Standard => Ok(()),
+        GpuKernels::Experimental => warpgroups::choose(backend),
+    };
+    let tested = warpgroups.and_then(|()| choose_by_steps(backend, kernels));
     tested.map_err(|error| match error {
         DeviceError::Sticky { .. } => CudaLoadError::KernelFault(error),
         error => error.into(),
     })
 }
 
-fn choose_by_steps(backend: &mut CudaBackend) -> Result<(), DeviceError> {
+fn choose_by_steps(backend: &mut CudaBackend, kernels: GpuKernels) -> Result<(), DeviceError> {
     backend.state.alone = true;
-    let chosen = choose_tiles(backend).and_then(|()| choose_overlap(backend));
+    let tiles = match kernels {
+        GpuKernels::Standard => Ok(()),
+        GpuKernels::Experimental => choose_tiles(backend),
+    };
+    let chosen = tiles.and_then(|()| choose_overlap(backend, Tuning::of(kernels)));
     backend.state.alone = false;
     chosen
 }
@@ -76,7 +85,7 @@ fn choose_tiles(backend: &mut CudaBackend) -> Result<(), DeviceError> {
 }
 
 /// Tests decodes whose kernels overlap: launched, recorded and replayed.
-fn choose_overlap(backend: &mut CudaBackend) -> Result<(), DeviceError> {
+fn choose_overlap(backend: &mut CudaBackend, base: Tuning) -> Result<(), DeviceError> {
     if !backend.device.overlaps() || backend.block_count == 0 {
         return Ok(());
     }
@@ -88,7 +97,7 @@ fn choose_overlap(backend: &mut CudaBackend) -> Result<(), DeviceError> {
     // With two kernels of attention, and with one.
     let mut test = || {
         for short_blocks in [0, usize::MAX] {
-            let tuning = Tuning { short_blocks, ..Tuning::EXPERIMENTAL };
+            let tuning = Tuning { short_blocks, ..base };
             backend.set_tuning(tuning)?;
             let overlapped = [decode(backend, 0)?, decode(backend, 1)?, decode(backend, 1)?];
             backend.set_tuning(Tuning { overlap_rows: 0, ..tuning })?;
@@ -101,7 +110,7 @@ fn choose_overlap(backend: &mut CudaBackend) -> Result<(), DeviceError> {
     };
     let equal = test();
     backend.limits.recorded = recorded;
-    backend.set_tuning(Tuning::EXPERIMENTAL)?;
+    backend.set_tuning(base)?;
     if !is_usable(backend, Feature::Overlap, equal)? {
         backend.device.end_overlap();
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::{
-    super::super::{backend::CudaBackend, load::start},
+    super::{backend::CudaBackend, load::start, tuning::Tuning},
     HeadMode, KvType, LogitsFor, Part, emulated_device,
     equality::{check, on_cpu},
-    load, model, options, ordinals, part, small, tokens,
+    experimental as options, load, model, ordinals, part, small, tokens,
 };
 use crate::files::{self, Model};
 
@@ -64,7 +64,7 @@ fn attention_kernels(cuda: &CudaBackend, parts: &[Part]) -> Vec<&'static str> {
     launches.iter().map(|l| l.kernel).filter(|name| name.starts_with("attend")).collect()
 }
 
-/// On a device of an H100's size, contexts of up to 256 positions take one kernel, and longer ones two.
+/// On a device of an H100's size, contexts of up to so many positions take one kernel, and longer ones two.
 #[test]
 fn short_contexts_take_one_kernel() {
     for (heads, kv_heads, head_dim, kv) in
@@ -74,6 +74,8 @@ fn short_contexts_take_one_kernel() {
         let (_folder, model) = with_heads(heads, kv_heads, head_dim);
         let options = options(kv, HeadMode::Exact);
         let mut cuda = start(&model, Box::new(device), options, small()).expect("it starts");
+        let tuning = Tuning { short_positions: 256, ..Tuning::EXPERIMENTAL };
+        cuda.set_tuning(tuning).expect("the device works");
         let mut cpu = on_cpu(&model, options);
         let (long, short) = (tokens(258, 1), tokens(104, 2));
         let prompt = |tokens: &[u32], block| part(tokens, 0, block, LogitsFor::Nothing);
