@@ -23,7 +23,7 @@ const UNSAFE_ALLOWED: [&str; 11] = [
     "engine/src/backend/cuda/driver/",
     // The limits that the driver must enforce, tested by its own calls.
     "engine/src/backend/cuda/tests/limits.rs",
-    "engine/src/backend/cuda/tests/experimental/overlap.rs",
+    "engine/src/backend/cuda/tests/overlap.rs",
     // Cells with concurrent use that loom checks.
     "xtask/loom/tests/cells/mod.rs",
     "engine/src/backend/cuda/emulated.rs",
