@@ -79,6 +79,53 @@ fn run_killed_twenty_times_gives_the_answers_of_an_undisturbed_run() {
 }
 
 #[test]
+fn structured_answers_match_whatever_is_killed() {
+    const LINES: usize = 150;
+    let schema = json!({ "type": "object", "required": ["day", "kind"], "additionalProperties": false, "properties":
+        { "day": { "type": "integer", "minimum": 1, "maximum": 31 }, "kind": { "enum": ["a", "b", "c"] } } });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema } });
+    let line = |i: usize| {
+        let mut line = chat(&format!("id-{i}"), 60);
+        line["body"]["ignore_eos"] = json!(false);
+        match i % 3 {
+            0 => line["body"]["response_format"] = format.clone(),
+            1 => line["body"]["guided_regex"] = json!("[0-9]{3}-(x|y)"),
+            _ => line["body"]["max_tokens"] = json!(5),
+        }
+        line
+    };
+    let input: Vec<Value> = (0..LINES).map(line).collect();
+    let undisturbed = Scratch::new();
+    undisturbed.write_input(&input);
+    assert_eq!(undisturbed.run(&[]).code, Some(0));
+    let scratch = Scratch::new();
+    scratch.write_input(&input);
+    for kill in 1..4 {
+        let mut child = scratch.spawn(&[]);
+        child.kill_when(|| scratch.output_lines() >= kill * LINES / 5);
+    }
+    assert_eq!(scratch.run(&[]).code, Some(0));
+    let (ours, theirs) = (scratch.answers_by_id(), undisturbed.answers_by_id());
+    assert_eq!(ours.len(), LINES);
+    for i in 0..LINES {
+        let id = format!("id-{i}");
+        let answer = &ours[&id];
+        assert_eq!(without_created(answer), without_created(&theirs[&id]), "{id}");
+        let choice = &answer["response"]["body"]["choices"][0];
+        let text = choice["message"]["content"].as_str().unwrap();
+        match i % 3 {
+            0 => {
+                let value: Value = serde_json::from_str(text).unwrap();
+                assert!((1..=31).contains(&value["day"].as_i64().unwrap()), "{text}");
+                assert!(["a", "b", "c"].contains(&value["kind"].as_str().unwrap()), "{text}");
+            }
+            1 => assert!(text.len() == 5 && text.as_bytes()[3] == b'-', "{text}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
 fn kill_while_the_input_is_read_loses_nothing() {
     let scratch = Scratch::new();
     let input: Vec<Value> = (0..300).map(|i| chat(&format!("id-{i}"), 2)).collect();

@@ -248,3 +248,36 @@ fn invalid_models_are_refused_in_one_line() {
     fs::write(path("garbled").join("config.json"), "{\"hidden_size\": ").expect("writable");
     inspect("garbled", "config.json is not valid JSON");
 }
+
+#[test]
+fn structured_answers_match_and_unusable_schemas_are_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("the folder is writable");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let schema = file(
+        "schema",
+        r#"{"type": "object", "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 99}, "b": {"type": "boolean"}},
+            "required": ["a", "b"], "additionalProperties": false}"#,
+    );
+    let model = golden("bitnet-tiny");
+    let arguments = ["model", "generate", "--model", &model, "--tokens", "5,6,7", "--json"];
+    let with = |more: &[&str]| json(&[&arguments[..], &["--max-tokens", "100"], more].concat());
+    for seed in ["1", "2", "3"] {
+        let answer = with(&["--json-schema", &schema, "--temperature", "1", "--seed", seed]);
+        assert_eq!(answer["finish_reason"], "stop", "{answer}");
+        let text = answer["text"].as_str().expect("a text");
+        let value: Value = serde_json::from_str(text).expect("JSON");
+        assert!((1..=99).contains(&value["a"].as_i64().expect("an integer")), "{text}");
+        assert!(value["b"].is_boolean() && value.as_object().expect("an object").len() == 2);
+    }
+    let choice = with(&["--choice", "left", "--choice", "right"]);
+    assert!(["left", "right"].contains(&choice["text"].as_str().expect("a text")), "{choice}");
+    let early = with(&["--choice", "left", "--min-tokens", "50"]);
+    assert_eq!(early["text"], "left", "the grammar decides where an answer ends");
+    let bad = file("bad", r#"{"type": "object", "dependentSchemas": {"a": {}}}"#);
+    let error = fails(&[&arguments[..], &["--json-schema", &bad]].concat());
+    assert!(error.contains("dependentSchemas"), "{error}");
+}

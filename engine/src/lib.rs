@@ -67,3 +67,4 @@ pub use request::{
 pub use sampling::{InvalidParam, SampleError, SamplingParams, TokenLogit};
 pub use scheduler::{Fork, Priority};
 pub use text::TokenText;
+pub use tritmill_grammar::{Constraint, Grammar, GrammarError};

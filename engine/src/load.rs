@@ -8,6 +8,8 @@ use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 pub use devices::{DeviceChoice, Devices, DevicesError};
 pub use memory::{MemoryNeed, OverBudget, kv_bytes_min, memory_needed, numerics_class};
 
+use tritmill_grammar::{Compiler, GrammarError, Word};
+
 use crate::{
     Engine, EngineConfig, RowTarget,
     backend::{
@@ -218,6 +220,19 @@ pub fn engines(
         Ok((device, engine(model, &options)?))
     };
     devices.resolved(options.threads)?.into_iter().map(load).collect()
+}
+
+/// Returns the compiler of grammars for a model's tokens.
+///
+/// # Errors
+/// The model has no end-of-text token.
+pub fn grammars(model: &Model) -> Result<Compiler, GrammarError> {
+    let config = model.config();
+    let word = |token| match model.is_special(token) {
+        true => Word::Special,
+        false => Word::Text(model.bytes(token)),
+    };
+    Compiler::new((0..config.vocab_size as u32).map(word), &config.eos_tokens)
 }
 
 impl TokenText for Model {

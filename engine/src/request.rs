@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Instant};
 
+use tritmill_grammar::{Constraint, GrammarError};
+
 use crate::{
     backend::StepError,
     sampling::{InvalidParam, SampleError, SamplingParams},
@@ -25,6 +27,8 @@ pub struct Request {
     pub deadline: Option<Instant>,
     /// Requests share cached prefixes only if their salts are equal (a tenant's name, for example).
     pub salt: Vec<u8>,
+    /// What every answer must match; end-of-text tokens end it where it allows them. `None`: any text.
+    pub constraint: Option<Constraint>,
     /// Tokens that an earlier attempt generated. The choice continues after them, with the same result as
     /// without the interruption. Ignored with more than one choice or with log-probabilities, which the
     /// tokens alone cannot restore.
@@ -104,6 +108,9 @@ pub enum RequestError {
         /// The error in the logits.
         source: SampleError,
     },
+    /// The answer cannot go on as its grammar demands.
+    #[error("structured output: {0}")]
+    Grammar(#[from] GrammarError),
     /// The sequence needs more than the whole KV cache.
     #[error("sequence needs {needed} KV blocks, there are {total}")]
     OutOfBlocks {

@@ -11,6 +11,7 @@ use tritmill_queue::{
 use crate::{
     canonical::derived_seed,
     fields::{FieldError, Fields, brief, whole},
+    structured,
 };
 
 /// The endpoint of a body.
@@ -165,6 +166,7 @@ fn sampling(fields: &mut Fields) -> Result<Sampling, FieldError> {
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(default.ignore_eos),
         n: fields.count("n")?.unwrap_or(default.n),
         logprobs: None,
+        grammar: structured::grammar(fields)?,
     })
 }
 
@@ -256,7 +258,6 @@ fn chat_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldEr
     }
     sampling.logprobs = wanted.then_some(top.unwrap_or(0));
     let accepted = [
-        ("response_format", serde_json::json!({ "type": "text" })),
         ("modalities", serde_json::json!(["text"])),
         ("tools", serde_json::json!([])),
         ("tool_choice", serde_json::json!("none")),

@@ -120,6 +120,8 @@ setters! {
     n: u32 => job.sampling.n;
     /// Returns log probabilities, with this many alternatives per position.
     logprobs: u32 => job.sampling.logprobs;
+    /// Lets every answer match a JSON schema, a regular expression, one of several texts or a grammar.
+    grammar: Grammar => job.sampling.grammar;
 }
 
 impl JobBuilder {
@@ -300,6 +302,7 @@ mod tests {
             .ignore_eos(true)
             .n(2)
             .logprobs(3)
+            .grammar(Grammar::of_schema(&json!({ "type": "integer" })))
     }
 
     /// Returns the fields of a struct by their names, from its `Debug` text: JSON leaves out
@@ -339,6 +342,7 @@ mod tests {
             "frequency_penalty": 0.5, "logit_bias": { "1": 0.5 }, "stop": ["s"],
             "stop_token_ids": [1], "ignore_eos": true, "n": 2, "logprobs": true,
             "top_logprobs": 3, "seed": 8,
+            "response_format": { "type": "json_schema", "json_schema": { "name": "n", "schema": { "type": "integer" } } },
         });
         let map: Map<String, Value> = everything.as_object().cloned().unwrap_or_default();
         let body = crate::parse_body(crate::Endpoint::Chat, map).expect("a body");

@@ -20,6 +20,7 @@ mod progress;
 mod relay;
 pub mod remote;
 mod request;
+mod structured;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
 pub use body::{Body, Endpoint, parse_body};
@@ -33,8 +34,8 @@ pub use relay::{Relay, RelayProgress};
 pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
 pub use tritmill_queue::{
     Choice, Completion, DispatchError, Dispatcher, ErrorKind, EventId, FinishReason, FinishedJob,
-    Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt, QueueName,
-    QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
+    Grammar, Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt,
+    QueueName, QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
     TokenLogprob, TopLogprob, TraceParent, TraceParentError, Usage,
     dispatch::{Cause, Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
     events::{Events, MemoryEvents},

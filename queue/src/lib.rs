@@ -49,3 +49,4 @@ pub use store::{
     Settled, Store, StoreError,
 };
 pub use trace::{TraceParent, TraceParentError};
+pub use tritmill_grammar::{Grammar, GrammarError};

@@ -5,6 +5,7 @@
 //! others (`top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `min_tokens`, `ignore_eos`).
 
 use serde::{Deserialize, Serialize};
+use tritmill_grammar::Grammar;
 
 /// Default of `max_tokens`.
 pub const MAX_TOKENS_DEFAULT: u32 = 256;
@@ -81,6 +82,9 @@ pub struct Sampling {
     /// probabilities.
     #[serde(skip_serializing_if = "is_zero")]
     pub logprobs: Option<u32>,
+    /// What every answer must match; `None`: any text.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for Sampling {
@@ -101,6 +105,7 @@ impl Default for Sampling {
             ignore_eos: false,
             n: 1,
             logprobs: None,
+            grammar: None,
         }
     }
 }
@@ -151,6 +156,12 @@ impl Sampling {
         }
         for stop in &self.stop {
             within("stop length in bytes", stop.len(), 1, STOP_BYTES_LIMIT)?;
+        }
+        if let Some(grammar) = &self.grammar
+            && let Err(error) = grammar.check()
+        {
+            let expected = format!("a {} that can be used ({error})", grammar.kind());
+            return Err(SamplingError { field: "grammar", expected, found: "another".to_owned() });
         }
         self.validate_result()
     }
@@ -226,6 +237,12 @@ mod tests {
             "stop must be 1 to 1024 length in bytes, got 0"
         );
         assert!(refused(|s| s.stop = vec!["x".into(); 65]).contains("0 to 64 entries"));
+    }
+
+    #[test]
+    fn grammar_that_cannot_be_used_is_refused() {
+        let error = refused(|s| s.grammar = Some(Grammar::Regex("(".to_owned())));
+        assert!(error.starts_with("grammar must be a regular expression"), "{error}");
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use tritmill_queue::{
-    Choice, Completion, Content, ErrorKind, FinishReason, Job, JobError, JobEvent, JobId, JobState,
-    Message, Outcome, Priority, Prompt, QueueName, Role, Sampling, Tenant, Timestamp, TokenLogprob,
-    TopLogprob, Usage,
+    Choice, Completion, Content, ErrorKind, FinishReason, Grammar, Job, JobError, JobEvent, JobId,
+    JobState, Message, Outcome, Priority, Prompt, QueueName, Role, Sampling, Tenant, Timestamp,
+    TokenLogprob, TopLogprob, Usage,
     wire::{WireError, decode, encode},
 };
 
@@ -198,18 +198,28 @@ fn jobs() -> impl Strategy<Value = Job> {
         prop::collection::vec((any::<u32>(), -100.0_f32..100.0), 0..5),
         prop::collection::vec(any::<String>(), 0..5),
         any::<Option<u32>>(),
+        prop_oneof![
+            Just(None),
+            Just(Some(Grammar::JsonObject)),
+            any::<String>().prop_map(|text| Some(Grammar::JsonSchema(text))),
+            any::<String>().prop_map(|text| Some(Grammar::Regex(text))),
+            any::<Vec<String>>().prop_map(|texts| Some(Grammar::Choice(texts))),
+        ],
     );
     let sampling =
-        sampling.prop_map(|((max, min, temperature, n, ignore), bias, stop, logprobs)| Sampling {
-            max_tokens: max,
-            min_tokens: min,
-            temperature,
-            n,
-            ignore_eos: ignore,
-            logit_bias: bias,
-            stop,
-            logprobs,
-            ..Sampling::default()
+        sampling.prop_map(|((max, min, temperature, n, ignore), bias, stop, logprobs, grammar)| {
+            Sampling {
+                max_tokens: max,
+                min_tokens: min,
+                temperature,
+                n,
+                ignore_eos: ignore,
+                logit_bias: bias,
+                stop,
+                logprobs,
+                grammar,
+                ..Sampling::default()
+            }
         });
     let times = (any::<Option<i64>>(), any::<Option<i64>>());
     let rest = (any::<[u8; 16]>(), any::<[String; 3]>(), 0..3_usize, any::<u64>(), any::<u32>());

@@ -1,7 +1,9 @@
 //! `tritmill model generate`: one prompt, one answer.
 
 use std::{
+    fs,
     io::{self, Write as _},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -9,8 +11,8 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
 use tritmill_engine::{
-    Choice, FinishReason, Request, SamplingParams, TokenLogprob, chat::Message, files::Model,
-    generate, load,
+    Choice, FinishReason, Grammar, Request, SamplingParams, TokenLogprob, chat::Message,
+    files::Model, generate, load,
 };
 
 use crate::{
@@ -22,6 +24,7 @@ const EXAMPLES: &str = "\
 Examples:
   tritmill model generate --model ./bitnet-2b --prompt 'The capital of France is' --max-tokens 16
   tritmill model generate --model ./bitnet-2b --chat --prompt 'Name three rivers.' --temperature 0.7 --seed 1
+  tritmill model generate --model ./bitnet-2b --chat --prompt 'A river, as JSON' --json-schema river.schema.json
   tritmill model generate --model model.gguf --tokens 128000,791,6864 --max-tokens 8 --json
 
 The default temperature 0 takes the most probable token at each step.";
@@ -43,6 +46,8 @@ pub struct Arguments {
     #[command(flatten)]
     sampling: Sampling,
     #[command(flatten)]
+    structure: Structure,
+    #[command(flatten)]
     run: RunOptions,
 }
 
@@ -55,6 +60,46 @@ struct Prompt {
     /// Token ids to continue, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     tokens: Option<Vec<u32>>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Structured output")]
+#[group(multiple = false)]
+struct Structure {
+    /// Answer with a JSON object
+    #[arg(long)]
+    json_object: bool,
+    /// Answer with JSON that the schema in a file accepts
+    #[arg(long, value_name = "FILE")]
+    json_schema: Option<PathBuf>,
+    /// Answer with a text that a regular expression matches as a whole
+    #[arg(long, value_name = "REGEX")]
+    regex: Option<String>,
+    /// Answer with one of some texts; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    choice: Vec<String>,
+    /// Answer with a text of the Lark grammar in a file (llguidance's variant)
+    #[arg(long, value_name = "FILE")]
+    grammar: Option<PathBuf>,
+}
+
+impl Structure {
+    /// Returns what the answer must match.
+    fn grammar(self) -> anyhow::Result<Option<Grammar>> {
+        let read = |path: &PathBuf| {
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let grammar = match self {
+            Self { json_object: true, .. } => Grammar::JsonObject,
+            Self { json_schema: Some(path), .. } => Grammar::JsonSchema(read(&path)?),
+            Self { regex: Some(regex), .. } => Grammar::Regex(regex),
+            Self { grammar: Some(path), .. } => Grammar::Lark(read(&path)?),
+            Self { choice, .. } if !choice.is_empty() => Grammar::Choice(choice),
+            _ => return Ok(None),
+        };
+        grammar.check().with_context(|| format!("the {} cannot be used", grammar.kind()))?;
+        Ok(Some(grammar))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -146,11 +191,14 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 /// Generates and prints an answer.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let model = arguments.model.open()?;
+    let grammar = arguments.structure.grammar()?;
+    let constraint =
+        grammar.map(|grammar| load::grammars(&model)?.compile(&grammar)).transpose()?;
     let prompt = arguments.prompt.tokens(&model, arguments.chat)?;
     let options = load::EngineOptions { max_sequences: 1, ..arguments.run.engine_on_one()? };
     let mut engine = load::engine(&model, &options)?;
     let sampling = arguments.sampling.params();
-    let request = Request { prompt, sampling, ..Request::default() };
+    let request = Request { prompt, sampling, constraint, ..Request::default() };
     let json = arguments.json;
     let output = generate::run(&mut engine, request, |_, text| {
         if !json {

@@ -97,9 +97,23 @@ error = refused(
 )
 assert error.code == "unknown_parameter" and error.param == "color", error
 error = refused(
-    openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, response_format={"type": "json_object"})
+    openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, response_format={"type": "xml"})
 )
-assert error.code == "unsupported_value" and error.param == "response_format", error
+assert error.code == "unsupported_value" and error.param == "response_format.type", error
+SCHEMA = {
+    "type": "object",
+    "properties": {"day": {"type": "integer", "minimum": 1, "maximum": 31}, "month": {"enum": ["March", "May"]}},
+    "required": ["day", "month"],
+    "additionalProperties": False,
+}
+structured = {"type": "json_schema", "json_schema": {"name": "date", "strict": True, "schema": SCHEMA}}
+answer = ask(model="demo", messages=QUESTION, response_format=structured, max_tokens=60, n=2)
+for choice in answer.choices:
+    assert choice.finish_reason == "stop", choice
+    date = json.loads(choice.message.content)
+    assert list(date) == ["day", "month"] and 1 <= date["day"] <= 31, date
+answer = ask(model="demo", messages=QUESTION, extra_body={"guided_choice": ["left", "right"]}, stream=True)
+assert "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices) in ("left", "right")
 reader = client.with_options(api_key=os.environ["READ_KEY"])
 assert len(list(reader.models.list())) == 2
 refused(

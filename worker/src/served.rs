@@ -1,12 +1,15 @@
 //! The model that a worker serves: its name, and how prompts become tokens.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tritmill_engine::{
+    Constraint, GrammarError,
     chat::{self, ChatTemplate},
     files::Model,
+    load,
 };
-use tritmill_queue::{Content, ErrorKind, JobError, Message, Prompt, Role};
+use tritmill_grammar::Compiler;
+use tritmill_queue::{Content, ErrorKind, Grammar, JobError, Message, Prompt, Role};
 
 /// A model under the name that jobs use for it.
 #[derive(Debug, Clone)]
@@ -14,12 +17,14 @@ pub struct ServedModel {
     model: Arc<Model>,
     name: String,
     numerics_class: String,
+    /// Grammars for the model's tokens; made by the first job with one.
+    grammars: Arc<OnceLock<Result<Compiler, GrammarError>>>,
 }
 
 impl ServedModel {
     /// Serves `model` under `name` on a backend with this numerics class.
     pub fn new(model: Arc<Model>, name: String, numerics_class: String) -> Self {
-        Self { model, name, numerics_class }
+        Self { model, name, numerics_class, grammars: Arc::default() }
     }
 
     /// Returns the name that jobs use.
@@ -30,6 +35,19 @@ impl ServedModel {
     /// Returns the numerics class: what a token depends on besides the job.
     pub fn numerics_class(&self) -> &str {
         &self.numerics_class
+    }
+
+    /// Returns the start of an answer that a grammar describes.
+    ///
+    /// # Errors
+    /// If the grammar cannot be used with the model's tokens; the message is for the author of the request.
+    pub fn constraint(&self, grammar: &Grammar) -> Result<Constraint, JobError> {
+        let compiler = self.grammars.get_or_init(|| load::grammars(&self.model));
+        let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|c| c.compile(grammar));
+        compiled.map_err(|error| {
+            let problem = format!("the {} cannot be used: {error}", grammar.kind());
+            refused("unsupported_value", "response_format", problem)
+        })
     }
 
     /// Returns the tokens of one prompt.

@@ -4,8 +4,8 @@ use std::{borrow::Cow, time::Instant};
 
 use serde::{Deserialize, Serialize};
 use tritmill_engine::{
-    FinishReason as EngineReason, Output, Priority as EnginePriority, Request, SamplingParams,
-    SubmitError, TokenLogprob as EngineLogprob,
+    FinishReason as EngineReason, Output, Priority as EnginePriority, Request, RequestError,
+    SamplingParams, SubmitError, TokenLogprob as EngineLogprob,
 };
 use tritmill_queue::{
     Choice, Claim, Completion, ErrorKind, FinishReason, JobError, Outcome, Priority, Prompt,
@@ -80,6 +80,7 @@ fn request(
             ignore_eos: sampling.ignore_eos,
             logprobs: sampling.logprobs.map(size),
         },
+        constraint: sampling.grammar.as_ref().map(|g| served.constraint(g)).transpose()?,
         priority: match job.priority {
             Priority::High => EnginePriority::High,
             Priority::Normal => EnginePriority::Normal,
@@ -102,6 +103,11 @@ pub(crate) fn outcome(served: &ServedModel, prompt: &Prompt, end: End) -> Option
     match end {
         End::Finished(output) => finished(served, output),
         End::Refused(error) => Some(Outcome::Error(refusal(prompt, &error))),
+        // Another attempt would come to the same place.
+        End::Failed(RequestError::Grammar(error)) => {
+            let problem = format!("the answer cannot go on as it must: {error}");
+            Some(Outcome::Error(refused("grammar", "response_format", problem)))
+        }
         End::Failed(error) => Some(Outcome::Error(failure(chain(&error)))),
     }
 }

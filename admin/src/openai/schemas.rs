@@ -44,6 +44,19 @@ macro_rules! completion_request {
             ignore_eos: Option<bool>,
             #[schema(minimum = 1, maximum = 128)]
             n: Option<u32>,
+            /// What the answer must match: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": {"name":
+            /// …, "schema": …}}`. At most one of this and the next five.
+            response_format: Option<Value>,
+            /// A JSON schema.
+            guided_json: Option<Value>,
+            /// A regular expression.
+            guided_regex: Option<String>,
+            /// Texts, one of which is the answer.
+            guided_choice: Option<Vec<String>>,
+            /// A grammar in llguidance's variant of Lark.
+            guided_grammar: Option<String>,
+            /// One of `json`, `regex`, `choice`, `grammar` and `json_object`.
+            structured_outputs: Option<Value>,
             /// The same seed gives the same answer.
             seed: Option<i64>,
             /// Accepted without effect.

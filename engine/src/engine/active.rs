@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use tritmill_grammar::{Constraint, GrammarError};
+
 use super::{
     drafts::{self, Chances, Drafts},
     report::DeltaBuffers,
@@ -19,9 +21,43 @@ const RESERVED_TOKENS_MAX: usize = 4096;
 /// Bytes of text that there is room for per token; long texts get more room when they need it.
 const TOKEN_BYTES: usize = 6;
 
+/// What a choice must match, and the tokens that may come next.
+#[derive(Debug, Clone)]
+struct Constrained {
+    constraint: Constraint,
+    allowed: AllowedTokens,
+    /// The same without end tokens, before `min_tokens`; `None` if nothing else may come.
+    before_end: Option<AllowedTokens>,
+}
+
+impl Constrained {
+    fn new(constraint: Constraint, vocab_size: usize, end_tokens: &[u32]) -> Self {
+        let allowed = AllowedTokens::of_mask(constraint.allowed(), vocab_size);
+        let before_end = allowed.without(vocab_size, end_tokens);
+        Self { constraint, allowed, before_end }
+    }
+
+    /// Takes the next token. Returns whether the answer is complete.
+    fn advance(
+        &mut self,
+        token: u32,
+        vocab_size: usize,
+        end_tokens: &[u32],
+    ) -> Result<bool, GrammarError> {
+        self.constraint.advance(token)?;
+        let has_ended = self.constraint.has_ended();
+        if !has_ended {
+            self.allowed = AllowedTokens::of_mask(self.constraint.allowed(), vocab_size);
+            self.before_end = self.allowed.without(vocab_size, end_tokens);
+        }
+        Ok(has_ended)
+    }
+}
+
 /// A choice while it is generated.
 #[derive(Debug, Clone)]
 struct Generation {
+    constrained: Option<Constrained>,
     tokens: Vec<u32>,
     text: TextAssembler,
     counts: TokenCounts,
@@ -46,6 +82,7 @@ pub(super) struct ActiveRequest {
     max_tokens: usize,
     /// Prompt tokens found in the prefix cache; set at the first admission.
     cached_tokens: Option<usize>,
+    vocab_size: usize,
     /// Tokens that end a choice: stop tokens, and end-of-sequence tokens unless these are ignored.
     end_tokens: Vec<u32>,
     /// All others, for `min_tokens`; `None` if every token may be drawn.
@@ -72,7 +109,10 @@ impl ActiveRequest {
         let before_end = (sampling.min_tokens > 0)
             .then(|| AllowedTokens::all_but(vocab_size, end_tokens.iter().copied()))
             .filter(|allowed| allowed.refused_count() > 0);
+        let constrained = |constraint| Constrained::new(constraint, vocab_size, &end_tokens);
+        let constrained = request.constraint.clone().map(constrained);
         let choices = (0..sampling.n).map(|_| Generation {
+            constrained: constrained.clone(),
             tokens: Vec::new(),
             text: TextAssembler::new(&sampling.stop),
             counts: TokenCounts::new(&sampling, &request.prompt),
@@ -81,9 +121,11 @@ impl ActiveRequest {
             chances: Chances::default(),
             matched: 0,
         });
+        let choices = choices.collect();
         Self {
             id,
             priority: request.priority,
+            vocab_size,
             root,
             deadline: request.deadline,
             prompt_tokens: request.prompt.len(),
@@ -91,7 +133,7 @@ impl ActiveRequest {
             cached_tokens: None,
             end_tokens,
             before_end,
-            choices: choices.collect(),
+            choices,
             sampling,
             started: 1,
         }
@@ -113,7 +155,9 @@ impl ActiveRequest {
         let mut events = Vec::new();
         let mut continues = |token: &u32| {
             let drawn = Drawn { token: *token, logprobs: None };
-            !self.push(0, drawn, vocabulary, (&mut events, &mut DeltaBuffers::default()))
+            let pushed =
+                self.push(0, drawn, vocabulary, (&mut events, &mut DeltaBuffers::default()));
+            pushed == Ok(false)
         };
         let resumed = resumable && tokens.iter().all(&mut continues);
         let text = |event| match event {
@@ -165,11 +209,18 @@ impl ActiveRequest {
     ) -> RowMetadata<'a> {
         let generation = &self.choices[choice as usize];
         let is_early = generation.tokens.len() + drafts.len() < self.sampling.min_tokens;
+        let allowed = match &generation.constrained {
+            // Before `min_tokens` only if anything but the end may come.
+            Some(Constrained { allowed, before_end, .. }) => {
+                Some(before_end.as_ref().filter(|_| is_early).unwrap_or(allowed))
+            }
+            None => self.before_end.as_ref().filter(|_| is_early),
+        };
         RowMetadata {
             params: &self.sampling,
             counts: &generation.counts,
             drafts,
-            allowed: self.before_end.as_ref().filter(|_| is_early),
+            allowed,
             choice,
             position,
             choices: 1 + (self.choices.len() as u32 - self.started),
@@ -177,7 +228,7 @@ impl ActiveRequest {
     }
 
     /// Proposes tokens that may follow `tokens` of a choice, up to `most`: none if its draws need all logits, which a backend that
-    /// draws does not.
+    /// draws does not, or if a grammar says what may come only after the token before.
     pub fn propose(
         &mut self,
         choice: u32,
@@ -190,7 +241,11 @@ impl ActiveRequest {
         let Generation { tokens: generated, chances, .. } = &self.choices[choice as usize];
         // The last token needs none after it.
         let most = most.min(self.max_tokens.saturating_sub(generated.len() + 1));
-        if most == 0 || self.metadata(choice, position, &[]).needs_all(backend_draws) {
+        let is_constrained = self.choices[choice as usize].constrained.is_some();
+        if most == 0
+            || is_constrained
+            || self.metadata(choice, position, &[]).needs_all(backend_draws)
+        {
             return;
         }
         let matched = drafts.propose(&self.root, chances, tokens, most, proposed);
@@ -234,13 +289,16 @@ impl ActiveRequest {
     }
 
     /// Adds a drawn token and an event with it. True if it finished the choice.
+    ///
+    /// # Errors
+    /// What may follow cannot be found. The token is added.
     pub fn push(
         &mut self,
         choice: u32,
         drawn: Drawn,
         vocabulary: &dyn TokenText,
         (events, spare): (&mut Vec<Event>, &mut DeltaBuffers),
-    ) -> bool {
+    ) -> Result<bool, GrammarError> {
         let generation = &mut self.choices[choice as usize];
         let token = drawn.token;
         generation.tokens.push(token);
@@ -249,12 +307,23 @@ impl ActiveRequest {
             list.push(token_logprob(token, logprobs, vocabulary));
         }
         let may_stop = generation.tokens.len() >= self.sampling.min_tokens;
+        let mut advanced = Ok(());
         let stopped = if self.end_tokens.contains(&token) {
             true
         } else {
             let special = vocabulary.is_special(token);
             let bytes = if special { &[] } else { vocabulary.bytes(token) };
-            generation.text.push(bytes, may_stop)
+            let stopped = generation.text.push(bytes, may_stop);
+            match &mut generation.constrained {
+                Some(constrained) if !stopped => {
+                    let complete = constrained.advance(token, self.vocab_size, &self.end_tokens);
+                    complete.unwrap_or_else(|error| {
+                        advanced = Err(error);
+                        false
+                    })
+                }
+                _ => stopped,
+            }
         };
         if stopped {
             generation.finish_reason = Some(FinishReason::Stop);
@@ -273,7 +342,7 @@ impl ActiveRequest {
             }
         }
         events.push(Event::Delta { id: self.id, choice, text, tokens });
-        generation.finish_reason.is_some()
+        advanced.map(|()| generation.finish_reason.is_some())
     }
 
     /// Returns whether every choice has finished.

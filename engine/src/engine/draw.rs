@@ -149,8 +149,13 @@ impl Engine {
         let events = (&mut report.events, &mut self.spare);
         let ended = active.push(id.choice, drawn, self.vocabulary.as_ref(), events);
         self.scheduler.push_token(id, token);
-        if !ended {
-            return Some(token);
+        match ended {
+            Ok(false) => return Some(token),
+            Ok(true) => {}
+            Err(error) => {
+                self.finish(request, FinishReason::Failed, Some(error.into()), report);
+                return None;
+            }
         }
         if let Some(drafts) = &mut self.drafts {
             active.keep(self.scheduler.tokens(id), drafts);

@@ -24,6 +24,30 @@ impl AllowedTokens {
         Self { words, refused }
     }
 
+    /// Allows the tokens of a mask, one bit for each as here, and no others of a vocabulary.
+    pub fn of_mask(mask: &[u32], vocab_size: usize) -> Self {
+        let mut words = vec![0; vocab_size.div_ceil(WORD)];
+        words.iter_mut().zip(mask).for_each(|(word, of_mask)| *word = *of_mask);
+        let past_end = words.len() * WORD - vocab_size;
+        // Bits past the end count for nothing.
+        if let Some(last) = words.last_mut().filter(|_| past_end > 0) {
+            *last |= u32::MAX << (WORD - past_end);
+        }
+        let refused = words.iter().map(|word| word.count_zeros() as usize).sum();
+        Self { words, refused }
+    }
+
+    /// Returns the set without some tokens; `None` if nothing of the vocabulary is left.
+    pub fn without(&self, vocab_size: usize, tokens: &[u32]) -> Option<Self> {
+        let mut fewer = self.clone();
+        for token in tokens.iter().filter(|token| (**token as usize) < vocab_size) {
+            let (word, bit) = place(*token);
+            fewer.refused += usize::from(fewer.words[word] & bit != 0);
+            fewer.words[word] &= !bit;
+        }
+        (fewer.refused < vocab_size).then_some(fewer)
+    }
+
     /// Returns whether a token may be drawn.
     pub fn contains(&self, token: u32) -> bool {
         let (word, bit) = place(token);
@@ -63,6 +87,20 @@ mod tests {
         for token in 0..200 {
             assert_eq!(allowed.contains(token), ![3, 31, 32, 64, 69].contains(&token), "{token}");
         }
+    }
+
+    #[test]
+    fn masks_allow_what_they_name_within_the_vocabulary() {
+        let allowed = AllowedTokens::of_mask(&[0b1001, u32::MAX], 34);
+        let refused: Vec<u32> = (0..32).filter(|token| ![0, 3].contains(token)).collect();
+        assert_eq!(allowed.refused().collect::<Vec<_>>(), refused);
+        assert_eq!(allowed.refused_count(), 30);
+        assert!(allowed.contains(3) && allowed.contains(33) && !allowed.contains(1));
+        let short = AllowedTokens::of_mask(&[1], 70);
+        assert_eq!(short.refused_count(), 69);
+        let without = allowed.without(34, &[3, 3, 99]).expect("others are left");
+        assert!(!without.contains(3) && without.refused_count() == 31);
+        assert_eq!(short.without(70, &[0]), None);
     }
 
     #[test]

@@ -1,0 +1,155 @@
+//! Random walks through grammars: every answer matches, by another parser's judgement.
+
+use serde_json::{Value, json};
+use tritmill_grammar::{Compiler, Constraint, Grammar, Word};
+
+/// End of text.
+const END: u32 = 0;
+
+/// Tokens: the end, a special one, every byte, and some texts of several bytes.
+fn vocabulary() -> Vec<(bool, Vec<u8>)> {
+    let texts = [
+        "true", "false", "null", "\": ", "\", \"", "{\"", "\"}", "12", "ab", "2024-", " \"", "é",
+        "[", "]}",
+    ];
+    let special = [(true, b"<end>".to_vec()), (true, b"<tool>".to_vec())];
+    let bytes = (0..=255u8).map(|byte| (false, vec![byte]));
+    let texts = texts.iter().map(|text| (false, text.as_bytes().to_vec()));
+    special.into_iter().chain(bytes).chain(texts).collect()
+}
+
+fn compiler() -> Compiler {
+    let vocabulary = vocabulary();
+    let words = vocabulary.iter().map(|(special, bytes)| match special {
+        true => Word::Special,
+        false => Word::Text(bytes),
+    });
+    Compiler::new(words, &[END]).expect("there is an end")
+}
+
+fn allowed(constraint: &Constraint) -> Vec<u32> {
+    let is_set = |token: &u32| constraint.allowed()[*token as usize / 32] >> (token % 32) & 1 == 1;
+    (0..vocabulary().len() as u32).filter(is_set).collect()
+}
+
+/// Draws tokens until the answer ends; an end that is allowed is taken soon.
+fn answer(compiler: &Compiler, grammar: &Grammar, random: &mut fastrand::Rng) -> Vec<u8> {
+    let (vocabulary, mut bytes) = (vocabulary(), Vec::new());
+    let mut constraint = compiler.compile(grammar).expect("it was checked");
+    for _ in 0..20_000 {
+        if constraint.has_ended() {
+            return bytes;
+        }
+        let mut tokens = allowed(&constraint);
+        assert!(!tokens.contains(&1), "a special token is no text");
+        // Closing is as likely as everything else: walks end.
+        let closing: Vec<u32> = tokens
+            .iter()
+            .copied()
+            .filter(|token| {
+                let bytes = &vocabulary[*token as usize].1;
+                *token == END
+                    || bytes.ends_with(b"\"")
+                    || bytes.ends_with(b"}")
+                    || bytes.ends_with(b"]")
+            })
+            .collect();
+        if !closing.is_empty() && random.bool() {
+            tokens = closing;
+        }
+        let token = tokens[random.usize(..tokens.len())];
+        if token == END {
+            return bytes;
+        }
+        bytes.extend_from_slice(&vocabulary[token as usize].1);
+        constraint.advance(token).expect("the token is allowed");
+    }
+    panic!("no end: {}", String::from_utf8_lossy(&bytes));
+}
+
+fn answers(grammar: &Grammar, count: usize) -> Vec<String> {
+    grammar.check().expect("it can be used");
+    let (compiler, mut random) = (compiler(), fastrand::Rng::with_seed(7));
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("answers are UTF-8");
+    (0..count).map(|_| text(answer(&compiler, grammar, &mut random))).collect()
+}
+
+#[test]
+fn answers_to_a_schema_are_what_it_describes() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "date": { "type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$" },
+            "count": { "type": "integer", "minimum": 3, "maximum": 17 },
+            "tags": { "type": "array", "items": { "enum": ["a", "b\"c"] }, "maxItems": 3 },
+        },
+        "required": ["date", "count", "tags"],
+        "additionalProperties": false,
+    });
+    for text in answers(&Grammar::of_schema(&schema), 300) {
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let object = value.as_object().expect("an object");
+        assert_eq!(object.len(), 3, "{text}");
+        let date = object["date"].as_str().expect("a string");
+        assert!(date.len() == 7 && date.as_bytes()[4] == b'-', "{text}");
+        assert!((3..=17).contains(&object["count"].as_i64().expect("an integer")), "{text}");
+        let tags = object["tags"].as_array().expect("a list");
+        assert!(tags.len() <= 3 && tags.iter().all(|tag| tag == "a" || tag == "b\"c"), "{text}");
+    }
+}
+
+#[test]
+fn json_objects_are_json_objects() {
+    for text in answers(&Grammar::JsonObject, 200) {
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert!(value.is_object(), "{text}");
+    }
+}
+
+#[test]
+fn expressions_choices_and_grammars_are_matched_as_a_whole() {
+    let numbers = answers(&Grammar::Regex("[0-9]{2,3}(ab|é)".to_owned()), 100);
+    for text in numbers {
+        let digits = text.trim_end_matches("ab").trim_end_matches('é');
+        assert!((2..=3).contains(&digits.len()) && digits.len() < text.len(), "{text}");
+        assert!(digits.bytes().all(|byte| byte.is_ascii_digit()), "{text}");
+    }
+    let texts = ["yes", "no", "a \"quoted\\ one\n", "né"].map(str::to_owned);
+    let chosen = answers(&Grammar::Choice(texts.to_vec()), 100);
+    assert!(chosen.iter().all(|text| texts.contains(text)), "{chosen:?}");
+    assert!(texts.iter().all(|text| chosen.contains(text)), "each is possible");
+    let lark = "start: \"(\" start \")\" | \"x\"".to_owned();
+    for text in answers(&Grammar::Lark(lark), 50) {
+        let depth = text.find('x').expect("one x");
+        assert_eq!(text, format!("{}x{}", "(".repeat(depth), ")".repeat(depth)));
+    }
+}
+
+#[test]
+fn tokens_that_are_not_allowed_are_refused() {
+    let grammar = Grammar::Choice(vec!["ab".to_owned()]);
+    let mut constraint = compiler().compile(&grammar).expect("it can be used");
+    let a = 2 + u32::from(b'a');
+    assert!(allowed(&constraint).contains(&a));
+    constraint.clone().advance(2 + u32::from(b'b')).expect_err("it begins with a");
+    constraint.advance(a).expect("it begins with a");
+    assert!(!constraint.has_ended());
+    assert_eq!(allowed(&constraint), [2 + u32::from(b'b')]);
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_by_name() {
+    let refused = |grammar: Grammar| grammar.check().expect_err("it cannot be used").to_string();
+    let schema =
+        json!({ "type": "object", "unevaluatedProperties": false, "dependentSchemas": {} });
+    let problem = refused(Grammar::of_schema(&schema));
+    assert!(problem.contains("dependentSchemas") || problem.contains("unevaluated"), "{problem}");
+    assert!(refused(Grammar::JsonSchema("{".to_owned())).contains("no JSON"));
+    assert!(refused(Grammar::JsonSchema("3".to_owned())).contains("object"));
+    assert!(!refused(Grammar::Regex("(".to_owned())).is_empty());
+    assert!(!refused(Grammar::Lark("start: other".to_owned())).is_empty());
+    assert!(refused(Grammar::Choice(vec![])).contains("one or more"));
+    assert!(refused(Grammar::Regex("a".repeat(300_000))).contains("at most"));
+    let end_missing = Compiler::new([Word::Text(b"a")].into_iter(), &[5]).expect_err("no end");
+    assert!(end_missing.to_string().contains("end-of-text"));
+}
