@@ -85,7 +85,7 @@ fn structured_answers_match_whatever_is_killed() {
         { "day": { "type": "integer", "minimum": 1, "maximum": 31 }, "kind": { "enum": ["a", "b", "c"] } } });
     let format = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema } });
     let line = |i: usize| {
-        let mut line = chat(&format!("id-{i}"), 60);
+        let mut line = chat(&format!("id-{i}"), 300);
         line["body"]["ignore_eos"] = json!(false);
         match i % 3 {
             0 => line["body"]["response_format"] = format.clone(),

@@ -278,6 +278,5 @@ fn structured_answers_match_and_unusable_schemas_are_refused() {
     let early = with(&["--choice", "left", "--min-tokens", "50"]);
     assert_eq!(early["text"], "left", "the grammar decides where an answer ends");
     let bad = file("bad", r#"{"type": "object", "dependentSchemas": {"a": {}}}"#);
-    let error = fails(&[&arguments[..], &["--json-schema", &bad]].concat());
-    assert!(error.contains("dependentSchemas"), "{error}");
+    fails(&[&arguments[..], &["--json-schema", &bad]].concat(), "dependentSchemas");
 }

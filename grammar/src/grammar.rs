@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 pub const BYTES_MAX: usize = 256 << 10;
 /// Most texts of a choice.
 const CHOICES_MAX: usize = 4096;
-/// White space between the parts of a JSON text: enough for indentation, and bounded, so that no answer is white space alone.
-const JSON_WHITE_SPACE: &str = r"[ \n\t]{1,40}";
+/// White space between the parts of a JSON text: a space, or a line break and indentation. Bounded, so that no answer is white space
+/// alone.
+const JSON_WHITE_SPACE: &str = r"\n[ ]{0,16}| ";
 
 /// What an answer must match, from its first character to its last.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

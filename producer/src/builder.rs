@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tritmill_queue::{
-    Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError, Tenant,
-    Timestamp, TraceParent, TraceParentError,
+    Grammar, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError,
+    Tenant, Timestamp, TraceParent, TraceParentError,
 };
 
 use crate::{

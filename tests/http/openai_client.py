@@ -107,7 +107,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 structured = {"type": "json_schema", "json_schema": {"name": "date", "strict": True, "schema": SCHEMA}}
-answer = ask(model="demo", messages=QUESTION, response_format=structured, max_tokens=60, n=2)
+answer = ask(model="demo", messages=QUESTION, response_format=structured, max_tokens=300, n=2)
 for choice in answer.choices:
     assert choice.finish_reason == "stop", choice
     date = json.loads(choice.message.content)

@@ -4,6 +4,7 @@ mod drafts;
 mod endings;
 mod forks;
 mod stored;
+mod structured;
 
 use std::time::Duration;
 

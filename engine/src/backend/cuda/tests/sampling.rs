@@ -9,6 +9,7 @@ use super::{
     load, model, options, part, row, run, small, tokens_of,
 };
 use crate::{
+    Grammar,
     backend::PositionLogits,
     sampling::{self, AllowedTokens, GumbelNoise, Largest, RowMetadata, Scratch, TokenCounts},
 };
@@ -271,6 +272,43 @@ fn sampled_answers_equal_the_cpus() {
     for name in ["qwen3-group-tiny", "qwen3-yarn-tiny", MINICPM, BIASED] {
         check_sampled(name, 2);
     }
+}
+
+/// Answers that must match a grammar are equal, too.
+#[test]
+fn constrained_answers_equal_the_cpus() {
+    let (model, options) = (model("bitnet-tiny"), options(KvType::F16, HeadMode::Exact));
+    let Some(cuda) = load(&model, options, small()) else { return };
+    let grammars = crate::load::grammars(&model).expect("the model has an end");
+    let answers = |backend: Box<dyn Backend>| {
+        let config = EngineConfig::new(model.config().context_length);
+        let eos = model.config().eos_tokens.clone();
+        let mut engine = Engine::new(backend, model.clone(), eos, config);
+        for (seed, regex) in ["[0-9]{3}-[a-z]{2,9}", "(left|right)+", "[^x]{4}"].iter().enumerate()
+        {
+            let grammar = Grammar::Regex((*regex).to_owned());
+            let constraint = Some(grammars.compile(&grammar).expect("it can be used"));
+            let seed = seed as u64;
+            let sampling = SamplingParams { max_tokens: 12, seed, ..SamplingParams::default() };
+            let prompt = tokens_of(&model, 5, seed as u32);
+            let request = Request { prompt, sampling, constraint, ..Request::default() };
+            engine.submit(request).expect("the request is valid");
+        }
+        let mut outputs = Vec::new();
+        while !engine.is_idle() {
+            let events = engine.step(std::time::Instant::now()).events;
+            outputs.extend(events.into_iter().filter_map(|event| match event {
+                Event::Finished { id, output } => Some((id, output)),
+                Event::Failed { error, .. } => panic!("{error}"),
+                Event::Delta { .. } => None,
+            }));
+        }
+        outputs.sort_by_key(|(id, _)| *id);
+        outputs
+    };
+    let (want, got) = (answers(on_cpu(&model, options)), answers(Box::new(cuda)));
+    assert_eq!(want, got);
+    assert!(want[0].1.choices[0].text.as_bytes()[..3].iter().all(u8::is_ascii_digit), "{want:?}");
 }
 
 fn check_sampled(name: &str, step: usize) {
