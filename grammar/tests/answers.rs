@@ -144,6 +144,8 @@ fn what_cannot_be_used_is_refused_by_name() {
         json!({ "type": "object", "unevaluatedProperties": false, "dependentSchemas": {} });
     let problem = refused(Grammar::of_schema(&schema));
     assert!(problem.contains("dependentSchemas") || problem.contains("unevaluated"), "{problem}");
+    let count = json!({ "properties": { "a": { "type": "object", "minProperties": 2 } } });
+    assert!(refused(Grammar::of_schema(&count)).starts_with("$.properties.a: minProperties"));
     assert!(refused(Grammar::JsonSchema("{".to_owned())).contains("no JSON"));
     assert!(refused(Grammar::JsonSchema("3".to_owned())).contains("object"));
     assert!(!refused(Grammar::Regex("(".to_owned())).is_empty());

@@ -27,7 +27,7 @@ pub enum Command {
     /// Show the prompt that a conversation becomes: its text and tokens
     Prompt(prompt::Arguments),
     /// Generate an answer to one prompt
-    Generate(generate::Arguments),
+    Generate(Box<generate::Arguments>),
     /// Write a model with random weights in the shape of a real model, for benchmarks
     Synth(synth::Arguments),
     /// Write a model in another container
@@ -42,7 +42,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),
         Command::Prompt(arguments) => prompt::run(&arguments),
-        Command::Generate(arguments) => generate::run(arguments),
+        Command::Generate(arguments) => generate::run(*arguments),
         Command::Synth(arguments) => synth::run(&arguments),
         Command::Convert(arguments) => convert::run(&arguments),
     }
