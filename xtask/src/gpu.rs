@@ -52,11 +52,12 @@ const FIRST: Chain = Chain {
         tests("distributions", 20, 200),
         tests("roofline", 20, 210),
         tests("ahead", 20, 220),
-        part("decode and prefill", 60, 285, measure::standard),
-        part("decode and prefill, experimental kernels", 60, 330, measure::experimental),
-        part("sampling", 40, 360, sampling::run),
-        part("kernels", 40, 390, kernels::run),
-        tests("experimental::widths", 60, 420),
+        part("decode and prefill", 60, 280, measure::standard),
+        part("sampling", 40, 310, sampling::run),
+        part("kernels", 30, 335, kernels::run),
+        tests("experimental::widths", 30, 350),
+        part("int8 keys and values", 30, 370, measure::int8),
+        part("sanitize", 60, 420, sanitize::run),
     ],
 };
 
@@ -65,11 +66,11 @@ const SECOND: Chain = Chain {
     name: "second",
     parts: &[
         part("tuning", 90, 100, tuning::run),
-        part("profile", 90, 190, profile::run),
-        part("latency", 40, 230, latency::run),
-        part("pytorch", 80, 310, pytorch::run),
-        part("kernels", 40, 350, kernels::experimental),
-        part("sanitize", 70, 420, sanitize::run),
+        part("profile", 150, 250, profile::run),
+        part("latency", 30, 280, latency::run),
+        part("pytorch", 80, 360, pytorch::run),
+        part("decode and prefill, experimental kernels", 40, 400, measure::experimental),
+        part("kernels, experimental", 20, 420, kernels::experimental),
     ],
 };
 

@@ -91,7 +91,7 @@ impl<'a> LogitsFor<'a> {
             Self::Largest(largest) => (row, Some(largest)),
             Self::Draws(draws) => {
                 let draw = &draws[row - first];
-                (row, (!draw.needs_all(false)).then(|| draw.largest()))
+                (row, (!draw.needs_all(false)).then(|| draw.first_question()))
             }
             Self::Nothing | Self::Last | Self::All => (row, None),
         })

@@ -51,6 +51,10 @@ impl LogitsRow for StepRow<'_> {
         matches!(self, Self::Whole(_))
     }
 
+    fn answers_further(&self) -> bool {
+        matches!(self, Self::Whole(_) | Self::Screened { further: Some(_), .. })
+    }
+
     fn largest(&mut self, _: &Largest, found: &mut Vec<TokenLogit>) -> Result<(), StepError> {
         found.clear();
         match self {

@@ -9,7 +9,12 @@ pub struct AllowedTokens {
     /// Bit `token % 32` of word `token / 32` is 1 if the token may be drawn. // (vocab / 32, rounded up)
     words: Vec<u32>,
     refused: usize,
+    /// The allowed tokens of a mask, in ascending order, if there are at most [`FEW_MAX`].
+    few: Option<Vec<u32>>,
 }
+
+/// Most tokens whose logits are computed one by one, instead of those of the whole vocabulary.
+const FEW_MAX: usize = 1024;
 
 impl AllowedTokens {
     /// Allows all tokens of a vocabulary but these.
@@ -21,7 +26,7 @@ impl AllowedTokens {
             refused += usize::from(words[word] & bit != 0);
             words[word] &= !bit;
         }
-        Self { words, refused }
+        Self { words, refused, few: None }
     }
 
     /// Allows the tokens of a mask, one bit for each as here, and no others of a vocabulary.
@@ -33,8 +38,9 @@ impl AllowedTokens {
         if let Some(last) = words.last_mut().filter(|_| past_end > 0) {
             *last |= u32::MAX << (WORD - past_end);
         }
-        let refused = words.iter().map(|word| word.count_zeros() as usize).sum();
-        Self { words, refused }
+        let refused = words.iter().map(|word| word.count_zeros() as usize).sum::<usize>();
+        let few = (vocab_size - refused <= FEW_MAX).then(|| allowed_of(&words, vocab_size));
+        Self { words, refused, few }
     }
 
     /// Returns the set without some tokens; `None` if nothing of the vocabulary is left.
@@ -45,6 +51,9 @@ impl AllowedTokens {
             fewer.refused += usize::from(fewer.words[word] & bit != 0);
             fewer.words[word] &= !bit;
         }
+        if let Some(few) = &mut fewer.few {
+            few.retain(|token| !tokens.contains(token));
+        }
         (fewer.refused < vocab_size).then_some(fewer)
     }
 
@@ -52,6 +61,21 @@ impl AllowedTokens {
     pub fn contains(&self, token: u32) -> bool {
         let (word, bit) = place(token);
         self.words.get(word).is_none_or(|word| word & bit != 0)
+    }
+
+    /// Returns the tokens that may be drawn, in ascending order, if they are few.
+    pub fn few(&self) -> Option<&[u32]> {
+        self.few.as_deref()
+    }
+
+    /// Returns the bits, 32 tokens a word.
+    pub(super) fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Returns a length that no token of the vocabulary reaches.
+    pub(super) fn end(&self) -> usize {
+        self.words.len() * WORD
     }
 
     /// Returns the number of tokens that must not be drawn.
@@ -68,6 +92,18 @@ impl AllowedTokens {
             },
         )
     }
+}
+
+/// Returns the tokens of a vocabulary with a bit, in ascending order.
+fn allowed_of(words: &[u32], vocab_size: usize) -> Vec<u32> {
+    let of_word = |(index, word): (u32, &u32)| {
+        let word = *word;
+        (0..u32::BITS)
+            .filter(move |bit| word >> bit & 1 == 1)
+            .map(move |bit| index * u32::BITS + bit)
+    };
+    let tokens = (0..).zip(words).filter(|(_, word)| **word != 0).flat_map(of_word);
+    tokens.take_while(|token| (*token as usize) < vocab_size).collect()
 }
 
 /// Returns a token's word and bit.
@@ -96,10 +132,13 @@ mod tests {
         assert_eq!(allowed.refused().collect::<Vec<_>>(), refused);
         assert_eq!(allowed.refused_count(), 30);
         assert!(allowed.contains(3) && allowed.contains(33) && !allowed.contains(1));
+        assert_eq!(allowed.few(), Some(&[0, 3, 32, 33][..]));
+        assert_eq!(AllowedTokens::of_mask(&[u32::MAX; 40], 1100).few(), None);
         let short = AllowedTokens::of_mask(&[1], 70);
         assert_eq!(short.refused_count(), 69);
         let without = allowed.without(34, &[3, 3, 99]).expect("others are left");
         assert!(!without.contains(3) && without.refused_count() == 31);
+        assert_eq!(without.few(), Some(&[0, 32, 33][..]));
         assert_eq!(short.without(70, &[0]), None);
     }
 

@@ -32,9 +32,15 @@ impl LogitSet for [f32] {
     }
 
     fn refuse(&mut self, allowed: &AllowedTokens) {
-        for token in allowed.refused() {
-            if let Some(logit) = self.logit_mut(token) {
-                *logit = f32::NEG_INFINITY;
+        for (logits, word) in self.chunks_mut(u32::BITS as usize).zip(allowed.words()) {
+            match *word {
+                u32::MAX => {}
+                0 => logits.fill(f32::NEG_INFINITY),
+                word => {
+                    let refused =
+                        logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                    refused.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+                }
             }
         }
     }

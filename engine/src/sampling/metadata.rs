@@ -85,6 +85,20 @@ impl<'a> RowMetadata<'a> {
         Largest { count, others_follow: largest.others_follow || self.raises(), ..largest }
     }
 
+    /// Returns what the draw asks a row for first that answers further questions: where few tokens are allowed, next to nothing, and then
+    /// the logits of these.
+    pub fn first_question(&self) -> Largest {
+        match self.few_allowed() {
+            Some(_) => Largest { others_follow: true, ..Largest::logits(1) },
+            None => self.largest(),
+        }
+    }
+
+    /// Returns the tokens that may be drawn, if they are few.
+    pub fn few_allowed(&self) -> Option<&'a [u32]> {
+        self.allowed.and_then(AllowedTokens::few)
+    }
+
     /// Returns how many logits change at most.
     pub(crate) fn changed_max(&self) -> usize {
         let refused = self.allowed.map_or(0, AllowedTokens::refused_count);

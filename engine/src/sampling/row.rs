@@ -61,6 +61,9 @@ pub trait LogitsRow {
     /// Returns whether [`all`](Self::all) takes no time, so that nothing else needs to be asked.
     fn is_whole(&self) -> bool;
 
+    /// Returns whether the row answers further questions than the first.
+    fn answers_further(&self) -> bool;
+
     /// Writes at least the tokens that `wanted` asks for, and NaNs, to `found`, by ascending token. It is the question of the
     /// draw's [metadata](super::RowMetadata::largest), which the step has answered for all rows together.
     ///
@@ -99,6 +102,10 @@ impl LogitsRow for [f32] {
     type Error = Infallible;
 
     fn is_whole(&self) -> bool {
+        true
+    }
+
+    fn answers_further(&self) -> bool {
         true
     }
 

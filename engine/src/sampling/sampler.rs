@@ -3,8 +3,8 @@
 use std::borrow::BorrowMut;
 
 use super::{
-    Distribution, LogitsRow, Logprobs, Remainder, RowMetadata, Threshold, TokenLogit, gumbel,
-    logit_bias,
+    AllowedTokens, Distribution, LogitsRow, Logprobs, Remainder, RowMetadata, Threshold,
+    TokenLogit, gumbel, logit_bias,
     logits::LogitSet,
     top_k_top_p::{self, Candidate, Filtered},
 };
@@ -56,6 +56,8 @@ pub struct Scratch {
     filters: top_k_top_p::Scratch,
     some: Vec<TokenLogit>,
     raised: Vec<u32>,
+    /// Logits of few allowed tokens, and −∞ for all others. // (vocab,)
+    few: Vec<f32>,
 }
 
 /// What is known of the tokens of a position besides some logits.
@@ -95,6 +97,11 @@ pub fn sample<R: LogitsRow + ?Sized>(
     distribution: Option<&Distribution>,
     scratch: &mut Scratch,
 ) -> Result<Drawn, DrawError<R::Error>> {
+    if let Some(tokens) =
+        metadata.few_allowed().filter(|_| !row.is_whole() && row.answers_further())
+    {
+        return sample_few(row, tokens, metadata, scratch);
+    }
     if !row.is_whole() {
         let mut some = std::mem::take(&mut scratch.some);
         let drawn = sample_some(row, metadata, distribution, &mut some, scratch);
@@ -105,6 +112,35 @@ pub fn sample<R: LogitsRow + ?Sized>(
     }
     let all = row.all().map_err(DrawError::Row)?;
     match draw(all, metadata, None, distribution, scratch)? {
+        Decision::Made(drawn) => Ok(drawn),
+        Decision::Open { .. } => unreachable!("all logits decide every draw"),
+    }
+}
+
+/// Draws one of few allowed tokens. All others have the logit −∞.
+fn sample_few<R: LogitsRow + ?Sized>(
+    row: &mut R,
+    tokens: &[u32],
+    metadata: &RowMetadata<'_>,
+    scratch: &mut Scratch,
+) -> Result<Drawn, DrawError<R::Error>> {
+    let mut some = std::mem::take(&mut scratch.some);
+    let mut few = std::mem::take(&mut scratch.few);
+    some.clear();
+    let asked = row.logits_of(tokens, &mut some);
+    few.clear();
+    few.resize(metadata.allowed.map_or(0, AllowedTokens::end), f32::NEG_INFINITY);
+    some.iter().for_each(|TokenLogit { id, logit }| few[*id as usize] = *logit);
+    scratch.some = some;
+    let drawn = match asked {
+        Ok(()) => {
+            let metadata = RowMetadata { allowed: None, ..*metadata };
+            draw(&mut few[..], &metadata, None, None, scratch).map_err(DrawError::from)
+        }
+        Err(error) => Err(DrawError::Row(error)),
+    };
+    scratch.few = few;
+    match drawn? {
         Decision::Made(drawn) => Ok(drawn),
         Decision::Open { .. } => unreachable!("all logits decide every draw"),
     }

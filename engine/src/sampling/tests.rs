@@ -322,6 +322,33 @@ proptest! {
         prop_assert_eq!(drawn, of_all(&logits, &metadata));
     }
 
+    /// Few allowed tokens: their logits alone are asked for.
+    #[test]
+    fn few_allowed_tokens_draw_the_same_token_as_all(
+        logits in prop::collection::vec((-20i8..20).prop_map(|logit| f32::from(logit) / 4.0), 1..300),
+        mask in prop::collection::vec(prop_oneof![Just(0u32), any::<u32>(), Just(1)], 10),
+        temperature in prop_oneof![Just(0.0f32), 0.1f32..3.0],
+        top_k in prop_oneof![Just(0usize), 1usize..9],
+        top_p in prop_oneof![Just(1.0f32), 0.01f32..=1.0],
+        min_p in prop_oneof![Just(0.0f32), 0.0f32..=1.0],
+        penalty in prop_oneof![Just(1.0f32), 0.3f32..3.0],
+        bias in -9.0f32..9.0,
+        position in 0usize..99,
+    ) {
+        let params = SamplingParams {
+            temperature, top_k, top_p, min_p, repetition_penalty: penalty,
+            logit_bias: BTreeMap::from([(7, bias), (70, -bias)]),
+            ..Default::default()
+        };
+        let counts = TokenCounts::new(&params, &[0, 3, 70]);
+        let allowed = AllowedTokens::of_mask(&mask, logits.len());
+        let metadata = RowMetadata { allowed: Some(&allowed), ..metadata(&params, &counts, position) };
+        let mut row = Listed::new(&logits, 1.0);
+        let drawn = sample(&mut row, &metadata, None, &mut Scratch::default());
+        prop_assert!(!row.took_all && row.thresholds == 0);
+        prop_assert_eq!(drawn, of_all(&logits, &metadata));
+    }
+
     #[test]
     fn thresholds_draw_the_same_token_as_all_logits(
         logits in prop::collection::vec(prop_oneof![

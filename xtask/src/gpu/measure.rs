@@ -7,7 +7,8 @@ use super::place::{Place, Target, features, list, number, targets_table};
 /// Batches, tokens of the prompt, tokens to generate.
 type Workload = (&'static str, &'static str, &'static str);
 
-const WORKLOADS: [Workload; 2] = [("1,8,16,64,256", "128", "64"), ("1,64,256", "512", "32")];
+const WORKLOADS: [Workload; 2] =
+    [("1,8,16,64,256,512", "128", "64"), ("1,64,256,512", "512", "32")];
 
 const REHEARSED: [Workload; 1] = [("1,2", "12", "2")];
 
@@ -27,6 +28,24 @@ pub fn standard(place: &Place) -> anyhow::Result<String> {
 /// Measures experimental kernels.
 pub fn experimental(place: &Place) -> anyhow::Result<String> {
     run(place, "experimental")
+}
+
+/// Measures int8 keys and values, with attention in tiles and without.
+pub fn int8(place: &Place) -> anyhow::Result<String> {
+    let mut text = "| kernels | phase | batch | tokens/s |\n| --- | --- | --- | --- |\n".to_owned();
+    for kernels in ["standard", "experimental"] {
+        let sizes = place.sizes(
+            "--batch 1,256 --prompt 512 --generate 16",
+            "--batch 1 --prompt 12 --generate 2",
+        );
+        let words = format!("bench engine --kv q8 --gpu-kernels {kernels} --repetitions 1 {sizes}");
+        for row in list(&place.measure(&words)?, "rows")? {
+            let (phase, rate) =
+                (row["phase"].as_str().unwrap_or_default(), number(row, "tokens_per_s"));
+            writeln!(text, "| {kernels} | {phase} | {} | {rate:.0} |", row["batch"])?;
+        }
+    }
+    Ok(text)
 }
 
 fn run(place: &Place, kernels: &str) -> anyhow::Result<String> {

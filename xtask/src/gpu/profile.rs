@@ -34,10 +34,10 @@ const GROUPS: [Group; 4] = [
         count: 7,
     },
     Group {
-        words: "--batch 4 --prompt 128 --generate 0",
-        kernels: "norm_quantize|linear_tile|gate_tile|rotate_store_f16|attend8_f16",
-        skip: 60,
-        count: 10,
+        words: "--batch 32 --prompt 128 --generate 0",
+        kernels: "linear_tile|gate_tile|attend8_f16",
+        skip: 10,
+        count: 5,
     },
     Group {
         words: "--batch 256 --prompt 128 --generate 1",

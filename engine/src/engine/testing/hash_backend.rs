@@ -62,7 +62,7 @@ impl HashBackend {
         let of_draw = |row: &'a RowMetadata<'a>| match row {
             row if row.needs_all(self.ahead) => Wanted::All,
             row if self.ahead => Wanted::Draw(row),
-            row => Wanted::Largest(row.largest()),
+            row => Wanted::Largest(row.first_question()),
         };
         match chunk.logits {
             LogitsFor::Nothing => vec![],

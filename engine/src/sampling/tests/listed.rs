@@ -26,6 +26,10 @@ impl LogitsRow for Listed {
         false
     }
 
+    fn answers_further(&self) -> bool {
+        true
+    }
+
     fn largest(&mut self, wanted: &Largest, found: &mut Vec<TokenLogit>) -> Result<(), Infallible> {
         self.logits.largest(wanted, found)
     }

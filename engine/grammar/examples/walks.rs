@@ -1,7 +1,7 @@
 //! Writes instances of JSON schemas, drawn at random among the allowed tokens, for another program to judge:
 //!
 //! ```text
-//! cargo run --release --package tritmill-grammar --example walks -- FOLDER… | python3 grammar/examples/validate.py
+//! cargo run --release --package tritmill-grammar --example walks -- FOLDER… | python3 engine/grammar/examples/validate.py
 //! ```
 //!
 //! Reads every `*.json` below the folders: a schema, a list of objects with a `schema` (as in the JSON Schema Test Suite), or an object with

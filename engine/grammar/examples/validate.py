@@ -1,7 +1,7 @@
 """Judges the instances that `walks` writes, by the package jsonschema: prints how many schemas are supported, and instances that
 a schema does not accept. Exit status 1 if there is one.
 
-    … | python3 grammar/examples/validate.py        (pip install jsonschema)
+    … | python3 engine/grammar/examples/validate.py        (pip install jsonschema)
 """
 
 import collections
