@@ -10,7 +10,7 @@ use super::process::{self, cargo, root};
 /// Crates that are not published.
 const UNPUBLISHED: [&str; 3] = ["xtask", "tritmill-servers", "tritmill-fuzz"];
 /// Crates that the client library consists of.
-const CLIENT: [&str; 2] = ["tritmill-client", "tritmill-queue"];
+const CLIENT: [&str; 3] = ["tritmill-client", "tritmill-grammar", "tritmill-queue"];
 
 /// A program that depends only on the client library.
 const PROGRAM: &str = r#"
