@@ -1,5 +1,5 @@
 #!/bin/sh
-# Answers a file on a fleet of six workers, an admin and a producer whose Postgres takes 14 connections, with each of
+# Answers a file on a fleet of six workers, an admin and a producer on a Postgres of 14 connections, with each of
 # the given programs in turn, and prints tokens per second. Needs redis-server and Postgres (its bin folder in PATH or
 # in /usr/lib/postgresql). Run as root, which Postgres refuses, it uses the user `postgres`.
 #

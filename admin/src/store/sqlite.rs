@@ -65,7 +65,7 @@ pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> String {
     to_json(&list.iter().map(|bytes| hex(bytes)).collect::<Vec<_>>())
 }
 
-/// Releases every batch, whose lease counts as lost. Only for the one process that owns the file, at its start:
+/// Releases every batch; the leases count as lost. Only for the one process that owns the file, at its start:
 /// the holders of those leases are gone.
 ///
 /// # Errors

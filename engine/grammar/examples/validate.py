@@ -65,7 +65,7 @@ for line in sys.stdin:
         reasons[case["refused"][:70]] += 1
         continue
     supported += 1
-    # Binary floating point says that 8.7 is no multiple of 0.01.
+    # Binary floating point says that 8.7 is not a multiple of 0.01.
     schema = ecma(json.loads(json.dumps(case["schema"]), parse_float=decimal.Decimal))
     try:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)

@@ -41,7 +41,7 @@ fn answer(compiler: &Compiler, grammar: &Grammar, random: &mut fastrand::Rng) ->
             return bytes;
         }
         let mut tokens = allowed(&constraint);
-        assert!(!tokens.contains(&1), "a special token is no text");
+        assert!(!tokens.contains(&1), "special tokens are not text");
         // Closing is as likely as everything else: walks end.
         let closing: Vec<u32> = tokens
             .iter()

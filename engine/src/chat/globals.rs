@@ -185,7 +185,7 @@ fn pairs(values: &[Value], named: &Kwargs) -> Result<Vec<(Value, Value)>, Error>
             for item in items.try_iter()? {
                 let pair: Vec<Value> = item.try_iter()?.collect();
                 let Ok([key, value]) = <[Value; 2]>::try_from(pair) else {
-                    return Err(error("dictionary update sequence element is no pair"));
+                    return Err(error("dictionary update sequence element is not a pair"));
                 };
                 pairs.push((key, value));
             }

@@ -42,7 +42,7 @@ fn to_json(value: Value, values: Rest<Value>, named: Kwargs) -> Result<String, E
                 Some(" ".repeat(usize::try_from(width.clamp(0, INDENT_MAX as i128)).unwrap_or(0)))
             }
             (None, Some(text)) if text.len() <= INDENT_MAX => Some(text.to_owned()),
-            _ => return Err(error("tojson: indent is no number")),
+            _ => return Err(error("tojson: indent is not a number")),
         },
     };
     let separators = match option(2, "separators")? {

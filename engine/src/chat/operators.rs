@@ -239,7 +239,7 @@ pub(super) fn equal(left: &Value, right: &Value) -> bool {
     left.kind() == right.kind() && left == right
 }
 
-/// Python's order of two values: `None` if one is no number.
+/// Python's order of two values: `None` if one is not a number.
 pub(super) fn order(left: &Value, right: &Value) -> Result<Option<Ordering>, Error> {
     defined(left)?;
     defined(right)?;

@@ -13,7 +13,7 @@ pub struct AllowedTokens {
     few: Option<Vec<u32>>,
 }
 
-/// Most tokens whose logits are computed one by one, instead of those of the whole vocabulary.
+/// Most tokens for which logits are computed one by one, instead of those of the whole vocabulary.
 const FEW_MAX: usize = 1024;
 
 impl AllowedTokens {

@@ -40,7 +40,7 @@ pub struct AddedToken {
     /// Whether it is searched in the normalized text: if absent, as of tokens that are not special.
     #[serde(default)]
     pub normalized: Option<bool>,
-    /// Whether it is a control token, which is no part of a text.
+    /// Whether it is a control token, which is not part of a text.
     #[serde(default)]
     pub special: bool,
 }

@@ -114,7 +114,7 @@ impl Features {
         self.uses[feature as usize] += uses as u64;
     }
 
-    /// Does without a feature, for a reason that is no failure.
+    /// Does without a feature, for a reason that is not a failure.
     pub fn turn_off(&mut self, feature: Feature, why: &'static str) {
         let state = &mut self.states[feature as usize];
         if *state == State::Allowed {

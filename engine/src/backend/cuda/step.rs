@@ -247,7 +247,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Starts the decodes after chunks whose tokens are carried, if they will probably be asked for. Tables of blocks tell which
+    /// Starts the decodes after chunks with carried tokens, if they will probably be asked for. Tables of blocks tell which
     /// positions a sequence may write.
     fn begin_ahead(
         &mut self,

@@ -73,7 +73,7 @@ fn mark_control_tokens(
     vocab_size: usize,
     tokens: &mut [Token<'_>],
 ) -> Result<(), ModelError> {
-    // A file with its own list of end tokens was written from a model whose types are known.
+    // A file with its own list of end tokens was written from a model with known types.
     if keys.array(EOS_TOKENS_KEY)?.is_some() {
         return Ok(());
     }
