@@ -199,7 +199,8 @@ fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
         engines.with_context(|| format!("cannot load model {}", args.model))?;
     let name = args.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = queue_of(&name, &args.run);
-    let served = ServedModel::new(model, name, numerics_class);
+    let limits = args.capacity.limits();
+    let served = ServedModel::new(model, name, numerics_class).with_limits(limits);
     let max_sequences = options.max_sequences;
     Ok((queue, Answerer::Local { served, devices, max_sequences }))
 }

@@ -137,7 +137,8 @@ fn answer(
     let name = demo_model::NAME.to_owned();
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let answerer = Answerer::Local {
-        served: ServedModel::new(model, name, numerics_class),
+        served: ServedModel::new(model, name, numerics_class)
+            .with_limits(arguments.capacity.limits()),
         devices,
         max_sequences: options.max_sequences,
     };

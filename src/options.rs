@@ -17,6 +17,7 @@ use tritmill_engine::{
     kernels::{Digits, Isa},
     load::{Devices, EngineOptions},
 };
+use tritmill_worker::ServedLimits;
 
 use tritmill_queue::QueueName;
 
@@ -218,11 +219,24 @@ pub struct CapacityOptions {
     /// answer. 0: none
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(..=64))]
     pub draft_tokens: u16,
+    /// Most tokens of an answer to a request without max_tokens [default: up to the end of the model's context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub answer_tokens_max: Option<u32>,
+    /// Read the names of control tokens, such as <|eot_id|>, in the messages of users as these tokens; they are text
+    /// otherwise
+    #[arg(long)]
+    pub control_tokens: bool,
     #[command(flatten)]
     pub tiers: TierArguments,
 }
 
 impl CapacityOptions {
+    /// Returns what the operator set for prompts and answers.
+    pub fn limits(&self) -> ServedLimits {
+        let allow_control_tokens = self.control_tokens;
+        ServedLimits { allow_control_tokens, answer_tokens_max: self.answer_tokens_max }
+    }
+
     /// Returns `options` with this capacity.
     pub fn apply(&self, options: EngineOptions) -> EngineOptions {
         EngineOptions {

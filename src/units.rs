@@ -9,7 +9,7 @@ use tritmill_engine::{
     load::{self, Devices, EngineOptions},
 };
 use tritmill_queue::QueueName;
-use tritmill_worker::{Loader, ServedModel};
+use tritmill_worker::{Loader, ServedLimits, ServedModel};
 
 use crate::{
     engines::Engines,
@@ -64,7 +64,7 @@ pub fn open(choice: &Choice<'_>) -> anyhow::Result<Units> {
     let mut plans = Vec::new();
     for opened in &models {
         for devices in &kinds {
-            plans.push(Plan::new(opened, devices, options)?);
+            plans.push(Plan::new(opened, devices, options, capacity.limits())?);
         }
     }
     let mut budget = Budget::from_option(memory);
@@ -106,6 +106,7 @@ struct Plan<'a> {
     devices: &'a Devices,
     device_count: usize,
     options: EngineOptions,
+    limits: ServedLimits,
 }
 
 impl<'a> Plan<'a> {
@@ -113,12 +114,13 @@ impl<'a> Plan<'a> {
         opened: &'a Opened,
         devices: &'a Devices,
         options: EngineOptions,
+        limits: ServedLimits,
     ) -> anyhow::Result<Self> {
         let resolved = devices.resolved(options.threads);
         let resolved = resolved.with_context(|| format!("cannot load model {}", opened.path))?;
         let device = *resolved.first().context("no device")?;
         let options = EngineOptions { device, ..options };
-        Ok(Self { opened, devices, device_count: resolved.len(), options })
+        Ok(Self { opened, devices, device_count: resolved.len(), options, limits })
     }
 
     fn candidate(&self) -> Candidate<'a> {
@@ -154,7 +156,9 @@ impl<'a> Plan<'a> {
         };
         Ok(Unit {
             queue: QueueName { model: name.clone(), format: options.format.to_string() },
-            served: Arc::new(ServedModel::new(Arc::clone(model), name.clone(), class)),
+            served: Arc::new(
+                ServedModel::new(Arc::clone(model), name.clone(), class).with_limits(self.limits),
+            ),
             kind: kind.map(str::to_owned),
             isa,
             memory_bytes,

@@ -2,11 +2,15 @@
 
 mod answer;
 pub(crate) mod batches;
+mod call;
 pub(crate) mod completions;
 pub(crate) mod files;
+mod follow;
 mod list;
 pub(crate) mod models;
 pub(crate) mod multipart;
+pub(crate) mod responses;
 mod schemas;
 mod stream;
 mod time_limit;
+pub(crate) mod tokenize;

@@ -13,7 +13,7 @@ use utoipa::{
 use crate::{
     error::ErrorResponse,
     health,
-    openai::{batches, completions, files, models},
+    openai::{batches, completions, files, models, responses, tokenize},
     operator::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
         workers,
@@ -31,7 +31,8 @@ use crate::{
     paths(
         health::alive, health::ready, health::metrics, document,
         models::list, models::one,
-        completions::chat, completions::text,
+        completions::chat, completions::text, tokenize::tokenize, tokenize::detokenize,
+        responses::create, responses::one, responses::remove, responses::cancel, responses::input_items,
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel,
         all_batches::list, all_batches::cancel,

@@ -10,6 +10,10 @@
 //! Jinja's immutable sandbox, and its instructions are limited to [`FUEL`]. A template that does not parse refuses
 //! conversations and nothing else.
 
+mod answer;
+mod calls;
+mod control;
+mod conversation;
 mod expressions;
 mod filters;
 mod format;
@@ -25,12 +29,16 @@ mod translate;
 
 use std::collections::BTreeMap;
 
+pub use answer::{AnswerLayout, AnswerParser, Piece};
+pub use calls::{CallSyntax, Calls, Function};
+pub use control::{ConversationError, Encoded, encode};
+pub use conversation::{Content, Message, TemplateOptions, ToolCall};
+
 use self::translate::Reads;
 
 use minijinja::{
     AutoEscape, Environment, Error, Value, context, syntax::SyntaxConfig, value::Serde,
 };
-use serde::{Deserialize, Serialize};
 
 /// Most instructions of one rendering; real templates need about 50 per message.
 const FUEL: u64 = 4_000_000;
@@ -40,54 +48,6 @@ const NAME: &str = "chat_template";
 
 /// The texts of a model's special tokens by their names, such as `bos_token`: variables of its template.
 pub type SpecialTokens = BTreeMap<String, String>;
-
-/// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, or another role that the template supports.
-    pub role: String,
-    /// What the message says.
-    pub content: Content,
-    /// Name of the speaker.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The call that a message of the role `tool` answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
-}
-
-impl Message {
-    /// Returns a message without a name.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        let content = Content::Text(content.into());
-        Self { role: role.into(), content, name: None, tool_call_id: None }
-    }
-}
-
-/// The content of a message: a text, or several that a client sent as parts.
-///
-/// A template gets what it reads. One that loops over parts gets parts (a text is one part, if the template does not ask
-/// whether it is a string); any other gets one text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Content {
-    /// One text.
-    Text(String),
-    /// Texts of parts.
-    Parts(Vec<String>),
-}
-
-impl Content {
-    fn for_template(&self, reads: Reads) -> Value {
-        let part = |text: &String| context! { type => "text", text };
-        match self {
-            Self::Text(text) if reads.parts && !reads.texts => Value::from(vec![part(text)]),
-            Self::Text(text) => Value::from(text.as_str()),
-            Self::Parts(texts) if reads.parts => texts.iter().map(part).collect(),
-            Self::Parts(texts) => Value::from(texts.concat()),
-        }
-    }
-}
 
 /// A template cannot be parsed or rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -144,18 +104,41 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
+        self.render_with(messages, add_generation_prompt, &TemplateOptions::default())
+    }
+
+    /// Renders a conversation as [`render`](Self::render) does, with tools and further variables.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn render_with(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        options: &TemplateOptions,
+    ) -> Result<String, TemplateError> {
         let Parsed { environment, reads } = self.parsed.as_ref().map_err(Clone::clone)?;
         let refused = |error: Error| TemplateError::Render(error.to_string());
         let template = environment.get_template(NAME).map_err(refused)?;
-        let messages = messages.iter().map(|message| for_template(message, *reads));
+        let messages = messages.iter().map(|message| message.for_template(*reads));
+        let mut arguments = options.arguments.clone();
+        arguments.entry("documents").or_insert(serde_json::Value::Null);
+        for (name, text) in &self.special_tokens {
+            arguments.entry(name.clone()).or_insert_with(|| text.as_str().into());
+        }
+        let tools = Some(&options.tools).filter(|tools| !tools.is_empty());
         let values = context! {
             messages => messages.collect::<Value>(),
             add_generation_prompt,
-            tools => (),
-            documents => (),
-            ..Value::from(Serde(&self.special_tokens))
+            tools => Value::from(Serde(&tools)),
+            ..Value::from(Serde(&arguments)),
         };
         template.render(values).map_err(refused)
+    }
+
+    /// Returns whether the template has this word, such as the name of a variable.
+    pub fn mentions(&self, word: &str) -> bool {
+        self.source.contains(word)
     }
 
     /// Returns the template's text.
@@ -171,19 +154,6 @@ impl ChatTemplate {
 
 /// Bytes that a rendering has written.
 struct Written(usize);
-
-/// Returns a message as a template gets it, without the fields that it does not have.
-fn for_template(message: &Message, reads: Reads) -> Value {
-    let mut fields = vec![
-        ("role", Value::from(message.role.as_str())),
-        ("content", message.content.for_template(reads)),
-    ];
-    let others = [("name", &message.name), ("tool_call_id", &message.tool_call_id)];
-    fields.extend(others.into_iter().filter_map(|(name, value)| {
-        value.as_ref().map(|value| (name, Value::from(value.as_str())))
-    }));
-    Value::from_pairs(fields)
-}
 
 fn parse(source: &str) -> Result<Parsed, TemplateError> {
     let mut environment = Environment::new();

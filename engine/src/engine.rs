@@ -201,7 +201,13 @@ impl Engine {
             Some(text) => {
                 tokens.extend(&request.resume);
                 // The caller has the tokens, but has not received the text from this engine.
-                self.resumed.push(Event::Delta { id, choice: 0, text, tokens: Vec::new() });
+                self.resumed.push(Event::Delta {
+                    id,
+                    choice: 0,
+                    text,
+                    tokens: Vec::new(),
+                    logprobs: Vec::new(),
+                });
             }
             None => active = new_active(),
         }

@@ -43,7 +43,9 @@ pub enum SubmitError {
     #[error("prompt is empty")]
     EmptyPrompt,
     /// The prompt leaves no room for a token in the context.
-    #[error("prompt has {tokens} tokens, the context holds {context_length} with the answer")]
+    #[error(
+        "prompt has {tokens} tokens, but this model's maximum context length is {context_length} tokens, with the answer"
+    )]
     PromptTooLong {
         /// Length of the prompt.
         tokens: usize,
@@ -197,6 +199,8 @@ pub enum Event {
         text: String,
         /// New tokens; may be empty.
         tokens: Vec<u32>,
+        /// Log probabilities of the new tokens, if requested.
+        logprobs: Vec<TokenLogprob>,
     },
     /// All choices have finished, or the request was cancelled or reached its deadline.
     Finished {

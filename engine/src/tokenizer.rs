@@ -126,6 +126,8 @@ pub struct Tokenizer {
     alphabet: Alphabet,
     digest: [u8; 32],
     json: Vec<u8>,
+    /// Texts of the control tokens.
+    control_names: Vec<String>,
 }
 
 impl Tokenizer {
@@ -143,8 +145,15 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(TokenizerError::Library)?;
         inner.with_padding(None);
         check_ids(&inner, &json)?;
+        let control_names = json
+            .added_tokens
+            .iter()
+            .filter(|added| tokens.kind(added.id) == Some(TokenKind::Special))
+            .map(|added| added.token.content.clone())
+            .collect();
         let json_bytes = bytes.to_vec();
-        let mut tokenizer = Self { inner, tokens, alphabet, digest: [0; 32], json: json_bytes };
+        let mut tokenizer =
+            Self { inner, tokens, alphabet, digest: [0; 32], json: json_bytes, control_names };
         let framed = tokenizer.encode("", true)?;
         tokenizer.digest = digest(&json, &tokenizer, &framed);
         Ok(tokenizer)
@@ -208,6 +217,11 @@ impl Tokenizer {
     /// Returns whether a token is a control token that is not part of the generated text.
     pub fn is_special(&self, id: u32) -> bool {
         self.tokens.kind(id) == Some(TokenKind::Special)
+    }
+
+    /// Returns the texts of the control tokens.
+    pub fn control_names(&self) -> &[String] {
+        &self.control_names
     }
 
     /// Returns the id of a token by its text, special tokens included.

@@ -4,7 +4,8 @@
 
 use serde_json::{Value, json};
 use tritmill_queue::{
-    Choice, Completion, ErrorKind, JobError, Outcome, Timestamp, TokenLogprob, store::AnsweredLine,
+    Choice, Completion, ErrorKind, JobError, LengthLimit, Outcome, Timestamp, TokenLogprob,
+    store::AnsweredLine,
 };
 
 use crate::{
@@ -149,7 +150,7 @@ fn body_with(
     let choices: Vec<Value> = completion
         .choices
         .iter()
-        .map(|choice| if chat { chat_choice(choice) } else { text_choice(choice) })
+        .map(|choice| if chat { chat_choice(key, choice) } else { text_choice(choice) })
         .collect();
     json!({
         "id": id(key, shape),
@@ -168,8 +169,14 @@ pub fn id(key: &[u8], shape: &str) -> String {
     format!("{prefix}-{}", short_hex(key))
 }
 
+/// Returns the id of a call in an answer, by the indices of its choice and of the call in it.
+pub fn call_id(key: &[u8], choice: u32, call: u32) -> String {
+    let call = hash(Purpose::CallId, &[key, &choice.to_le_bytes(), &call.to_le_bytes()]);
+    format!("call_{}", &short_hex(&call)[..24])
+}
+
 /// Returns a hash of what the tokens depend on besides the request.
-fn system_fingerprint(completion: &Completion) -> String {
+pub fn system_fingerprint(completion: &Completion) -> String {
     let fingerprint = hash(Purpose::Fingerprint, &[completion.fingerprint.as_bytes()]);
     format!("fp_{}", &short_hex(&fingerprint)[..12])
 }
@@ -192,18 +199,33 @@ fn line_usage(completion: &Completion) -> Value {
     })
 }
 
-/// Returns the log probabilities of a choice's tokens, if requested; `shape` as for [`body`].
-pub fn logprobs(shape: &str, choice: &Choice) -> Option<Value> {
-    let tokens = choice.logprobs.as_deref()?;
-    Some(if shape == "chat" { chat_logprobs(tokens) } else { text_logprobs(tokens) })
+/// Returns the log probabilities of tokens, which follow `offset` characters of the choice's text; `shape` as for [`body`].
+pub fn logprobs(shape: &str, tokens: &[TokenLogprob], offset: usize) -> Value {
+    if shape == "chat" { chat_logprobs(tokens) } else { text_logprobs(tokens, offset) }
 }
 
-fn chat_choice(choice: &Choice) -> Value {
+fn chat_choice(key: &[u8], choice: &Choice) -> Value {
+    let mut message = json!({ "role": "assistant", "content": choice.text, "refusal": null });
+    if let Some(reasoning) = &choice.reasoning {
+        message["reasoning_content"] = json!(reasoning);
+    }
+    if !choice.tool_calls.is_empty() {
+        if choice.text.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let calls = (0..).zip(&choice.tool_calls).map(|(index, call)| {
+            let function = json!({ "name": call.name, "arguments": call.arguments });
+            let id = call_id(key, choice.index, index);
+            json!({ "id": id, "type": "function", "function": function })
+        });
+        message["tool_calls"] = calls.collect();
+    }
     json!({
         "index": choice.index,
-        "message": { "role": "assistant", "content": choice.text, "refusal": null },
-        "logprobs": logprobs("chat", choice),
+        "message": message,
+        "logprobs": choice.logprobs.as_ref().map(|tokens| chat_logprobs(tokens)),
         "finish_reason": choice.finish_reason.as_str(),
+        "length_limit": choice.length_limit.map(LengthLimit::as_str),
     })
 }
 
@@ -231,14 +253,14 @@ fn text_choice(choice: &Choice) -> Value {
     json!({
         "text": choice.text,
         "index": choice.index,
-        "logprobs": logprobs("completion", choice),
+        "logprobs": choice.logprobs.as_ref().map(|tokens| text_logprobs(tokens, 0)),
         "finish_reason": choice.finish_reason.as_str(),
+        "length_limit": choice.length_limit.map(LengthLimit::as_str),
     })
 }
 
 /// Returns the older form: parallel arrays, alternatives keyed by text.
-fn text_logprobs(tokens: &[TokenLogprob]) -> Value {
-    let mut offset = 0;
+fn text_logprobs(tokens: &[TokenLogprob], mut offset: usize) -> Value {
     let mut offsets = Vec::with_capacity(tokens.len());
     for token in tokens {
         offsets.push(offset);

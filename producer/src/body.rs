@@ -1,17 +1,19 @@
 //! Parses the body of a request: prompt and sampling parameters, by OpenAI's names and by vLLM's for
 //! what OpenAI lacks. An unsupported parameter that would change the answer is refused by its name;
-//! one that would not (`user`, `metadata`, `store`, `service_tier`, …) is ignored.
+//! one that would not (`user`, `metadata`, `store`, `service_tier`, …) is checked and has no effect.
 
 use serde_json::{Map, Value};
 use tritmill_queue::{
-    Content, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, Tenant,
+    Conversation, Grammar, Job, JobId, Priority, Prompt, QueueName, Sampling, Task, Tenant,
     job::ATTEMPTS_DEFAULT, sampling::RESULT_TOKENS_LIMIT,
 };
 
 use crate::{
     canonical::derived_seed,
     fields::{FieldError, Fields, brief, whole},
+    messages::messages,
     structured,
+    tools::{Tools, tools},
 };
 
 /// The endpoint of a body.
@@ -44,20 +46,10 @@ impl Endpoint {
     }
 }
 
+/// Default of `max_tokens` of `/v1/completions`, OpenAI's: a text that is continued has no end of its own.
+const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 /// Most prompts of a request.
 const PROMPTS_MAX: usize = 1024;
-
-/// Parameters that do not change the answer.
-const IGNORED: [&str; 8] = [
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "parallel_tool_calls",
-];
 
 /// A parsed body.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,6 +80,8 @@ impl Body {
             expires_at: None,
             stream: false,
             traceparent: None,
+            task: Task::Generate,
+            echo: Map::new(),
             custom_id: None,
         }
     }
@@ -99,18 +93,19 @@ impl Body {
 /// The first field that cannot be used.
 pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
     let mut fields = Fields::new(map, "");
-    for name in IGNORED {
-        fields.take(name);
-    }
+    without_effect(&mut fields)?;
     let model = fields.text("model")?;
     if fields.boolean("stream")? == Some(true) {
         return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
     }
     let prompt = match endpoint {
-        Endpoint::Chat => messages(&mut fields)?,
+        Endpoint::Chat => Prompt::Messages(conversation(&mut fields)?),
         Endpoint::Completions | Endpoint::Plain => prompt(endpoint, &mut fields)?,
     };
     let mut sampling = sampling(&mut fields)?;
+    if endpoint == Endpoint::Completions {
+        sampling.max_tokens.get_or_insert(COMPLETION_TOKENS_DEFAULT);
+    }
     match endpoint {
         Endpoint::Chat => chat_only(&mut fields, &mut sampling)?,
         Endpoint::Completions | Endpoint::Plain => completions_only(&mut fields, &mut sampling)?,
@@ -126,14 +121,111 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
         FieldError::new(field, "invalid_value", problem)
     })?;
     check_choices(&prompt, &sampling)?;
+    check_tools(&prompt, &sampling)?;
     Ok(Body { model, prompt, sampling, seed })
+}
+
+/// Takes the parameters that do not change an answer.
+fn without_effect(fields: &mut Fields) -> Result<(), FieldError> {
+    /// What OpenAI allows.
+    const PAIRS_MAX: usize = 16;
+    const NAME_MAX: usize = 64;
+    const TEXT_MAX: usize = 512;
+    const VERBOSITIES: [&str; 3] = ["low", "medium", "high"];
+    const TIERS: [&str; 5] = ["auto", "default", "flex", "priority", "scale"];
+    for name in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
+        fields.text(name)?;
+    }
+    fields.boolean("store")?;
+    for (name, words) in [("service_tier", &TIERS[..]), ("verbosity", &VERBOSITIES)] {
+        if let Some(word) = fields.text(name)?.filter(|word| !words.contains(&word.as_str())) {
+            let found = crate::fields::shorten(&word);
+            let problem = format!("must be one of {}, got '{found}'", words.join(", "));
+            return Err(FieldError::new(name, "invalid_value", problem));
+        }
+    }
+    let metadata = match fields.take("metadata") {
+        None => return Ok(()),
+        Some(Value::Object(map)) => map,
+        Some(other) => return Err(FieldError::wrong_type("metadata", "an object", &other)),
+    };
+    if metadata.len() > PAIRS_MAX {
+        let problem = format!("has {} texts, at most {PAIRS_MAX} fit", metadata.len());
+        return Err(FieldError::new("metadata", "invalid_value", problem));
+    }
+    for (name, value) in &metadata {
+        let path = format!("metadata.{}", crate::fields::shorten(name));
+        let Value::String(text) = value else {
+            return Err(FieldError::wrong_type(path, "a string", value));
+        };
+        if name.chars().count() > NAME_MAX || text.chars().count() > TEXT_MAX {
+            let problem =
+                format!("is longer than {NAME_MAX} characters of name and {TEXT_MAX} of text");
+            return Err(FieldError::new(path, "invalid_value", problem));
+        }
+    }
+    Ok(())
+}
+
+/// Parses the messages, and what else the model's chat template gets.
+fn conversation(fields: &mut Fields) -> Result<Conversation, FieldError> {
+    let messages = messages(fields)?;
+    let Tools { tools, choice, one_call } = tools(fields)?;
+    let template_arguments = template_arguments(fields)?;
+    Ok(Conversation { messages, tools, tool_choice: choice, one_call, template_arguments })
+}
+
+/// Takes vLLM's `chat_template_kwargs`, and OpenAI's `reasoning_effort`, which templates know by that name.
+fn template_arguments(fields: &mut Fields) -> Result<Map<String, Value>, FieldError> {
+    const NAME: &str = "chat_template_kwargs";
+    const EFFORT: &str = "reasoning_effort";
+    const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+    /// What a template gets from the request itself.
+    const TAKEN: [&str; 4] = ["messages", "tools", "add_generation_prompt", "documents"];
+    let mut arguments = match fields.take(NAME) {
+        None => Map::new(),
+        Some(Value::Object(map)) => map,
+        Some(other) => return Err(FieldError::wrong_type(NAME, "an object", &other)),
+    };
+    if let Some(name) = arguments.keys().find(|name| TAKEN.contains(&name.as_str())) {
+        let problem = "cannot be given to a template";
+        return Err(FieldError::new(format!("{NAME}.{name}"), "invalid_value", problem));
+    }
+    if let Some(effort) = fields.text(EFFORT)? {
+        if !EFFORTS.contains(&effort.as_str()) {
+            let problem = format!(
+                "must be one of {}, got '{}'",
+                EFFORTS.join(", "),
+                crate::fields::shorten(&effort)
+            );
+            return Err(FieldError::new(EFFORT, "invalid_value", problem));
+        }
+        arguments.entry(EFFORT).or_insert(effort.into());
+    }
+    Ok(arguments)
+}
+
+/// Checks that tools and what else an answer must match go together: a call or a JSON text.
+fn check_tools(prompt: &Prompt, sampling: &Sampling) -> Result<(), FieldError> {
+    let Prompt::Messages(Conversation { tools, tool_choice, .. }) = prompt else { return Ok(()) };
+    let is_json =
+        |grammar: &Grammar| matches!(grammar, Grammar::JsonObject | Grammar::JsonSchema(_));
+    let other = sampling.grammar.as_ref().filter(|grammar| !is_json(grammar));
+    match other {
+        Some(grammar) if !tools.is_empty() && !tool_choice.is_required() => {
+            let problem = format!("cannot be combined with a {}", grammar.kind());
+            Err(FieldError::new("tools", "unsupported_value", problem))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks that the answers to several prompts fit into one result.
 fn check_choices(prompt: &Prompt, sampling: &Sampling) -> Result<(), FieldError> {
     let prompts = prompt.parts().len() as u64;
     let each = u64::from(sampling.n) * (1 + u64::from(sampling.logprobs.unwrap_or(0)));
-    let tokens = each * u64::from(sampling.max_tokens);
+    let Some(max_tokens) = sampling.max_tokens else { return Ok(()) };
+    let tokens = each * u64::from(max_tokens);
     if prompts > 1 && prompts * tokens > RESULT_TOKENS_LIMIT {
         let problem = format!(
             "has {prompts} prompts, at most {} fit with these n, max_tokens and logprobs (the limit of prompts × n × \
@@ -149,7 +241,7 @@ fn check_choices(prompt: &Prompt, sampling: &Sampling) -> Result<(), FieldError>
 fn sampling(fields: &mut Fields) -> Result<Sampling, FieldError> {
     let default = Sampling::default();
     Ok(Sampling {
-        max_tokens: max_tokens(fields)?.unwrap_or(default.max_tokens),
+        max_tokens: max_tokens(fields)?,
         min_tokens: fields.count("min_tokens")?.unwrap_or(default.min_tokens),
         temperature: fields.number("temperature")?.unwrap_or(default.temperature),
         top_k: top_k(fields)?.unwrap_or(default.top_k),
@@ -257,12 +349,7 @@ fn chat_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldEr
         return Err(FieldError::new("top_logprobs", "invalid_value", "needs logprobs to be true"));
     }
     sampling.logprobs = wanted.then_some(top.unwrap_or(0));
-    let accepted = [
-        ("modalities", serde_json::json!(["text"])),
-        ("tools", serde_json::json!([])),
-        ("tool_choice", serde_json::json!("none")),
-    ];
-    only(fields, accepted)
+    only(fields, [("modalities", serde_json::json!(["text"]))])
 }
 
 /// Parses the parameters of `/v1/completions` only.
@@ -341,74 +428,4 @@ fn several(endpoint: Endpoint, items: Vec<Value>) -> Result<Prompt, FieldError> 
     let mut prompts =
         items.into_iter().enumerate().map(one).collect::<Result<Vec<_>, FieldError>>()?;
     Ok(if prompts.len() == 1 { prompts.remove(0) } else { Prompt::Several(prompts) })
-}
-
-fn messages(fields: &mut Fields) -> Result<Prompt, FieldError> {
-    let Some(items) = fields.list("messages")? else {
-        return Err(FieldError::new("messages", "missing_field", "is missing"));
-    };
-    if items.is_empty() {
-        return Err(FieldError::new("messages", "invalid_value", "is empty"));
-    }
-    let each = |(index, item)| message(index, item);
-    items.into_iter().enumerate().map(each).collect::<Result<_, _>>().map(Prompt::Messages)
-}
-
-fn message(index: usize, item: Value) -> Result<Message, FieldError> {
-    let path = format!("messages[{index}]");
-    let Value::Object(map) = item else {
-        return Err(FieldError::wrong_type(path, "an object", &item));
-    };
-    let mut fields = Fields::new(map, format!("{path}."));
-    let role = match fields.text("role")?.as_deref() {
-        Some("system") => Role::System,
-        Some("developer") => Role::Developer,
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some("tool") => Role::Tool,
-        Some(other) => {
-            let problem = format!("is unknown: '{}'", crate::fields::shorten(other));
-            return Err(FieldError::new(fields.path("role"), "invalid_value", problem));
-        }
-        None => return Err(FieldError::new(fields.path("role"), "missing_field", "is missing")),
-    };
-    let content = content(&mut fields)?;
-    let name = fields.text("name")?;
-    let tool_call_id = fields.text("tool_call_id")?;
-    fields.finish()?;
-    Ok(Message { role, content, name, tool_call_id })
-}
-
-/// Parses a string, or the texts of parts.
-fn content(fields: &mut Fields) -> Result<Content, FieldError> {
-    let path = fields.path("content");
-    let parts = match fields.take("content") {
-        Some(Value::String(text)) => return Ok(Content::Text(text)),
-        Some(Value::Array(parts)) => parts,
-        Some(other) => {
-            return Err(FieldError::wrong_type(path, "a string or an array of text parts", &other));
-        }
-        None => return Err(FieldError::new(path, "missing_field", "is missing")),
-    };
-    let mut texts = Vec::new();
-    for (index, part) in parts.into_iter().enumerate() {
-        let path = format!("{path}[{index}]");
-        let Value::Object(map) = part else {
-            return Err(FieldError::wrong_type(path, "an object", &part));
-        };
-        let mut part = Fields::new(map, format!("{path}."));
-        let kind = part.text("type")?;
-        if kind.as_deref() != Some("text") {
-            let problem = "is supported as 'text' only";
-            return Err(FieldError::new(part.path("type"), "unsupported_value", problem));
-        }
-        match part.text("text")? {
-            Some(text) => texts.push(text),
-            None => {
-                return Err(FieldError::new(part.path("text"), "missing_field", "is missing"));
-            }
-        }
-        part.finish()?;
-    }
-    Ok(Content::Parts(texts))
 }

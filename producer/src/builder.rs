@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use serde_json::{Map, Value};
 use tritmill_queue::{
-    Grammar, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError,
-    Tenant, Timestamp, TraceParent, TraceParentError,
+    Conversation, Grammar, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling,
+    SamplingError, Task, Tenant, Timestamp, TraceParent, TraceParentError,
 };
 
 use crate::{
@@ -83,6 +84,10 @@ setters! {
     expires_at: Timestamp => job.expires_at;
     /// Sets the caller's name for the job.
     custom_id: String => job.custom_id;
+    /// Sets what the job asks for: an answer, or the tokens or the text of its prompt.
+    task: Task => job.task;
+    /// Sets parameters of a request that its answer repeats, by name.
+    echo: Map<String, Value> => job.echo;
     /// Sets the seed of the sampler. The default is derived from the job's id and kept with it, so
     /// that every attempt generates the same tokens.
     seed: u64 => seed;
@@ -90,7 +95,7 @@ setters! {
     idempotency_key: String => idempotency_key;
     /// Sets all sampling parameters.
     sampling: Sampling => job.sampling;
-    /// Sets the maximum number of generated tokens.
+    /// Sets the maximum number of generated tokens; without it, an answer may fill the model's context.
     max_tokens: u32 => job.sampling.max_tokens;
     /// Sets the minimum number of generated tokens before the text may end.
     min_tokens: u32 => job.sampling.min_tokens;
@@ -154,7 +159,8 @@ impl JobBuilder {
     /// template.
     pub fn chat<T: Into<String>>(model: &str, turns: impl IntoIterator<Item = (Role, T)>) -> Self {
         let message = |(role, text): (Role, T)| Message::new(role, text);
-        Self::new(model, Prompt::Messages(turns.into_iter().map(message).collect()))
+        let messages = turns.into_iter().map(message).collect();
+        Self::new(model, Prompt::Messages(Conversation::new(messages)))
     }
 
     /// Sets the deadline to this long after `now`, which [`Client::now`] returns.
@@ -191,7 +197,7 @@ impl JobBuilder {
         }
         let is_empty = |prompt: &Prompt| match prompt {
             Prompt::Text(text) | Prompt::Question(text) => text.is_empty(),
-            Prompt::Messages(messages) => messages.is_empty(),
+            Prompt::Messages(conversation) => conversation.messages.is_empty(),
             Prompt::Tokens(tokens) => tokens.is_empty(),
             Prompt::Several(parts) => parts.is_empty(),
         };
@@ -243,7 +249,7 @@ impl JobBuilder {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -283,6 +289,8 @@ mod tests {
             .run_at(Timestamp(1))
             .expires_after(Timestamp(1), Duration::from_millis(1))
             .custom_id("c".to_owned())
+            .task(Task::Detokenize)
+            .echo(Map::from_iter([("metadata".to_owned(), json!({}))]))
             .seed(8)
             .stream()
             .traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")

@@ -21,6 +21,8 @@ pub enum Purpose {
     RequestId,
     /// `system_fingerprint` of a response.
     Fingerprint,
+    /// Ids of the calls of tools in a response.
+    CallId,
 }
 
 impl Purpose {
@@ -32,6 +34,7 @@ impl Purpose {
             Self::Submission => "tritmill submission",
             Self::RequestId => "tritmill batch line request id",
             Self::Fingerprint => "tritmill system fingerprint",
+            Self::CallId => "tritmill tool call id",
         }
     }
 }

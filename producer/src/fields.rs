@@ -106,6 +106,11 @@ impl Fields {
         self.map.insert(name.to_owned(), value);
     }
 
+    /// Returns the fields that were not taken.
+    pub fn rest(self) -> Map<String, Value> {
+        self.map
+    }
+
     /// Takes a boolean.
     ///
     /// # Errors

@@ -14,13 +14,16 @@ mod fields;
 pub mod http;
 mod json_line;
 mod lines;
+mod messages;
 mod outage;
 mod overload;
 mod progress;
 mod relay;
 pub mod remote;
 mod request;
+mod responses;
 mod structured;
+mod tools;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
 pub use body::{Body, Endpoint, parse_body};
@@ -32,11 +35,13 @@ pub use lines::{LINE_BYTES_MAX, LineReader, RawLine, TooLong};
 pub use progress::BatchProgress;
 pub use relay::{Relay, RelayProgress};
 pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
+pub use responses::{REPEATED, ResponseRequest, answer_message, parse_response};
 pub use tritmill_queue::{
-    Choice, Completion, DispatchError, Dispatcher, ErrorKind, EventId, FinishReason, FinishedJob,
-    Grammar, Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt,
-    QueueName, QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
-    TokenLogprob, TopLogprob, TraceParent, TraceParentError, Usage,
+    Choice, Completion, Content, Conversation, DispatchError, Dispatcher, ErrorKind, EventId,
+    FinishReason, FinishedJob, Grammar, Job, JobError, JobEvent, JobId, JobState, LengthLimit,
+    Message, NewLogprobs, Outcome, Part, Priority, Prompt, QueueName, QueueNameError, Role,
+    Sampling, SamplingError, Store, StoreError, Task, Tenant, Timestamp, TokenLogprob, Tokenized,
+    Tool, ToolCall, ToolChoice, TopLogprob, TraceParent, TraceParentError, Usage,
     dispatch::{Cause, Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
     events::{Events, MemoryEvents},
     store::{AnsweredLine, Conflict, IngestedLine, JobRecord, PostgresStore, SqliteStore},

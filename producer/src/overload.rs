@@ -283,7 +283,7 @@ mod tests {
             let expires_at = seconds.map(|seconds| NOW.after(Duration::from_secs(seconds)));
             let mut job = crate::JobBuilder::tokens("m@i2_s", vec![1; 10]).build().expect("valid");
             (job.priority, job.expires_at) = (priority, expires_at);
-            job.sampling.max_tokens = max_tokens;
+            job.sampling.max_tokens = Some(max_tokens);
             job
         };
         let jobs = [

@@ -67,13 +67,14 @@ fn chat_request_becomes_a_job() {
         ],
     });
     let job = job(&chat(&body));
-    let Prompt::Messages(messages) = &job.prompt else { panic!("{:?}", job.prompt) };
+    let Prompt::Messages(conversation) = &job.prompt else { panic!("{:?}", job.prompt) };
+    let messages = &conversation.messages;
     assert_eq!(
         (messages[0].role, messages[1].content.texts().concat()),
         (Role::Developer, "ab".into())
     );
     let sampling = &job.sampling;
-    assert_eq!((sampling.max_tokens, sampling.n, sampling.top_k), (7, 2, 0));
+    assert_eq!((sampling.max_tokens, sampling.n, sampling.top_k), (Some(7), 2, 0));
     assert_eq!(sampling.logit_bias, [(7, 1.5), (12, -100.0)]);
     assert_eq!((sampling.logprobs, sampling.stop.len()), (Some(3), 2));
     assert_eq!(job.seed, u64::MAX);
@@ -86,11 +87,11 @@ fn plain_lines_and_completions_become_jobs() {
     assert_eq!(line.content.unwrap().prompt, Prompt::Question("once".into()));
     let named = parse(br#"{"custom_id":"mine","prompt":"once","max_tokens":3}"#);
     assert_eq!(named.custom_id.as_deref(), Some("mine"));
-    assert_eq!(named.content.unwrap().sampling.max_tokens, 3);
+    assert_eq!(named.content.unwrap().sampling.max_tokens, Some(3));
     let mut line = json!({ "custom_id": "a", "method": "POST", "url": "/v1/completions" });
     line["body"] = json!({ "prompt": "once", "logprobs": 2, "echo": false, "best_of": 1 });
     assert_eq!(job(&line).prompt, Prompt::Text("once".into()));
-    assert_eq!(job(&line).sampling.max_tokens, 256);
+    assert_eq!(job(&line).sampling.max_tokens, None);
     line["body"] = json!({ "prompt": [1, 2, 3] });
     assert_eq!(job(&line).prompt, Prompt::Tokens(vec![1, 2, 3]));
 }
@@ -163,7 +164,7 @@ fn bad_body_is_a_400_that_names_the_parameter() {
         ("seed", json!(1.5)),
         ("logprobs", json!(5)),
         ("top_logprobs", json!(5)),
-        ("tools", json!([{}])),
+        ("tools", json!("x")),
         ("response_format.type", json!({ "type": "xml" })),
         ("guided_regex", json!("(")),
         ("frobnicate", json!(1)),
@@ -238,12 +239,11 @@ fn completion() -> Outcome {
         model: "tiny".into(),
         fingerprint: "class".into(),
         choices: vec![Choice {
-            index: 0,
-            text: "hé".into(),
-            finish_reason: FinishReason::Length,
             logprobs: Some(vec![token("é".as_bytes(), vec![top]), token(b"!", vec![])]),
+            ..Choice::new(0, "hé", FinishReason::Length)
         }],
         usage: Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 0 },
+        tokenized: None,
     })
 }
 

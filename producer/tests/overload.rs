@@ -86,7 +86,7 @@ async fn busy_worker(workers: &Arc<dyn Workers>) {
 
 /// A job of 100 tokens, which takes 10 s in that worker.
 async fn job(client: &Client, seconds: Option<f64>) -> Job {
-    let sampling = Sampling { max_tokens: 90, ..Sampling::default() };
+    let sampling = Sampling { max_tokens: Some(90), ..Sampling::default() };
     let job = JobBuilder::tokens("tiny@i2_s", vec![1; 10]).sampling(sampling).build().unwrap();
     let now = client.now().await.unwrap();
     let expires_at = seconds.map(|seconds| now.after(Duration::from_secs_f64(seconds)));

@@ -17,10 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     dispatch::DispatchError,
     job::{JobId, JobState},
+    outcome::TokenLogprob,
 };
 
 /// An event of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum JobEvent {
@@ -28,18 +29,67 @@ pub enum JobEvent {
     Queued,
     /// A worker started the job. Deltas of earlier attempts must be discarded.
     Started,
+    /// The model begins to call a tool.
+    Call {
+        /// Index of the job's choice.
+        choice: u32,
+        /// Index of the call in the choice.
+        call: u32,
+        /// Name of the function.
+        name: String,
+    },
     /// Text was generated.
     Delta {
         /// Index of the job's choice.
         choice: u32,
-        /// Text to append to the choice.
+        /// The part of the choice that it belongs to.
+        #[serde(default, skip_serializing_if = "Part::is_content")]
+        part: Part,
+        /// Bytes of this part before the text: a reader sees by it that an event was lost or came twice.
+        #[serde(default)]
+        offset: u64,
+        /// Text to append to the part; may be empty beside log probabilities.
         text: String,
+        /// Log probabilities of the tokens, if requested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        logprobs: Option<NewLogprobs>,
     },
     /// The job reached a terminal state; the store has the result.
     Finished {
         /// The terminal state.
         state: JobState,
     },
+}
+
+/// Log probabilities of new tokens of a choice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NewLogprobs {
+    /// Tokens of the choice before these.
+    pub offset: u64,
+    /// The tokens.
+    pub tokens: Vec<TokenLogprob>,
+}
+
+/// A part of an answer.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The text itself.
+    #[default]
+    Content,
+    /// What the model thinks before it answers.
+    Reasoning,
+    /// The arguments of the call with this index.
+    Arguments(u32),
+}
+
+impl Part {
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+    fn is_content(&self) -> bool {
+        *self == Self::Content
+    }
 }
 
 /// Position of a subscriber in a job's events. The default is the position before the first event.

@@ -12,13 +12,15 @@
 use std::{str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use crate::{
+    conversation::{Content, Conversation, Message, Role, Tool, ToolCall, ToolChoice},
     job_id::{InvalidJobId, JobId},
     queue_name::{QueueName, QueueNameError},
 };
 use crate::{
-    sampling::Sampling,
+    sampling::{ANSWER_TOKENS_ESTIMATE, Sampling},
     trace::{self, TraceParent},
 };
 
@@ -194,83 +196,6 @@ impl FromStr for JobState {
     }
 }
 
-/// Speaker of a [`Message`]. What a chat template does with a role is its own decision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Instructions.
-    System,
-    /// Instructions, in the words of newer APIs.
-    Developer,
-    /// The user.
-    User,
-    /// The model.
-    Assistant,
-    /// The result of a tool.
-    Tool,
-}
-
-impl Role {
-    /// Returns the name that chat templates expect.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::Developer => "developer",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-}
-
-/// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// The speaker.
-    pub role: Role,
-    /// What the message says.
-    pub content: Content,
-    /// Name of the speaker, for templates that use it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The call that the result of a tool answers, for templates that use it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
-}
-
-impl Message {
-    /// Returns a message without a name.
-    pub fn new(role: Role, content: impl Into<String>) -> Self {
-        let content = Content::Text(content.into());
-        Self { role, content, name: None, tool_call_id: None }
-    }
-}
-
-/// The content of a message, as the client sent it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Content {
-    /// One text.
-    Text(String),
-    /// Texts of parts.
-    Parts(Vec<String>),
-}
-
-impl Content {
-    /// Returns its texts.
-    pub fn texts(&self) -> &[String] {
-        match self {
-            Self::Text(text) => std::slice::from_ref(text),
-            Self::Parts(texts) => texts,
-        }
-    }
-
-    /// Length of its texts, in bytes.
-    pub fn size_bytes(&self) -> usize {
-        self.texts().iter().map(String::len).sum()
-    }
-}
-
 /// Input of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -281,7 +206,7 @@ pub enum Prompt {
     /// (`{"prompt": …}` lines).
     Question(String),
     /// A conversation for the model's chat template (`/v1/chat/completions`).
-    Messages(Vec<Message>),
+    Messages(Conversation),
     /// Literal token ids.
     Tokens(Vec<u32>),
     /// Several texts or lists of token ids: each is answered, in their order.
@@ -298,7 +223,32 @@ impl Prompt {
     }
 }
 
-/// One generation request.
+/// What a job asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// Answers.
+    #[default]
+    Generate,
+    /// The tokens of the prompt.
+    Tokenize {
+        /// Whether a text gets the special tokens around it.
+        special: bool,
+        /// Whether a conversation ends where an answer begins.
+        generation_prompt: bool,
+    },
+    /// The text of the tokens of the prompt.
+    Detokenize,
+}
+
+impl Task {
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+    fn is_generate(&self) -> bool {
+        *self == Self::Generate
+    }
+}
+
+/// One request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// Its identifier.
@@ -334,6 +284,12 @@ pub struct Job {
     /// The caller's name for its line of a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom_id: Option<String>,
+    /// What it asks for.
+    #[serde(default, skip_serializing_if = "Task::is_generate")]
+    pub task: Task,
+    /// Parameters of the request that its answer repeats, such as `metadata`.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub echo: Map<String, Value>,
 }
 
 /// Rough number of prompt bytes per token; only workers know exact counts.
@@ -351,16 +307,19 @@ impl Job {
         fn tokens(prompt: &Prompt) -> usize {
             match prompt {
                 Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
-                Prompt::Messages(messages) => messages
-                    .iter()
-                    .map(|message| message.content.size_bytes() / BYTES_PER_TOKEN)
-                    .sum(),
+                Prompt::Messages(conversation) => {
+                    conversation.texts().map(|text| text.len() / BYTES_PER_TOKEN).sum()
+                }
                 Prompt::Tokens(tokens) => tokens.len(),
                 Prompt::Several(parts) => parts.iter().map(tokens).sum(),
             }
         }
         let prompt = tokens(&self.prompt);
-        let generated = self.sampling.max_tokens.saturating_mul(self.choice_count());
+        let each = match self.task {
+            Task::Generate => self.sampling.max_tokens.unwrap_or(ANSWER_TOKENS_ESTIMATE),
+            Task::Tokenize { .. } | Task::Detokenize => 0,
+        };
+        let generated = each.saturating_mul(self.choice_count());
         u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
     }
 }

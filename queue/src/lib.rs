@@ -18,6 +18,7 @@
 )]
 
 mod backoff;
+mod conversation;
 pub mod dispatch;
 pub mod events;
 pub mod job;
@@ -34,13 +35,14 @@ pub mod wire;
 
 pub use backoff::Backoff;
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
-pub use events::{EventId, JobEvent};
+pub use events::{EventId, JobEvent, NewLogprobs, Part};
 pub use job::{
-    Content, Job, JobId, JobState, Message, Priority, Prompt, QueueName, QueueNameError, Role,
-    Tenant, Timestamp,
+    Content, Conversation, Job, JobId, JobState, Message, Priority, Prompt, QueueName,
+    QueueNameError, Role, Task, Tenant, Timestamp, Tool, ToolCall, ToolChoice,
 };
 pub use outcome::{
-    Choice, Completion, ErrorKind, FinishReason, JobError, Outcome, TokenLogprob, TopLogprob, Usage,
+    Choice, Completion, ErrorKind, FinishReason, JobError, LengthLimit, Outcome, TokenLogprob,
+    Tokenized, TopLogprob, Usage,
 };
 pub use refusal::Refusal;
 pub use sampling::{Sampling, SamplingError};

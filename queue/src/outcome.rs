@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::job::ToolCall;
+
 /// Reason for the end of a choice's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -10,6 +12,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the end of the context was reached.
     Length,
+    /// The answer ended with calls of tools.
+    ToolCalls,
 }
 
 impl FinishReason {
@@ -18,6 +22,30 @@ impl FinishReason {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}
+
+/// The limit that cut an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LengthLimit {
+    /// The request's `max_tokens`.
+    MaxTokens,
+    /// The worker's own limit of answers without `max_tokens`.
+    Worker,
+    /// The end of the model's context.
+    Context,
+}
+
+impl LengthLimit {
+    /// Returns the name in answers.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "max_tokens",
+            Self::Worker => "worker",
+            Self::Context => "context",
         }
     }
 }
@@ -53,11 +81,30 @@ pub struct Choice {
     pub index: u32,
     /// The text, without the stop string that ended it.
     pub text: String,
+    /// What the model thought before it answered; the text is without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// The calls of tools, in their order; the text is without them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
     /// Reason for the end of the text.
     pub finish_reason: FinishReason,
+    /// What cut the text, if it was cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length_limit: Option<LengthLimit>,
     /// Log probability of each generated token, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<TokenLogprob>>,
+}
+
+impl Choice {
+    /// Returns a choice with a text alone.
+    pub fn new(index: u32, text: impl Into<String>, finish_reason: FinishReason) -> Self {
+        let text = text.into();
+        let tool_calls = Vec::new();
+        let (reasoning, length_limit, logprobs) = (None, None, None);
+        Self { index, text, reasoning, tool_calls, finish_reason, length_limit, logprobs }
+    }
 }
 
 /// Token counts of a job.
@@ -97,6 +144,20 @@ pub struct Completion {
     pub choices: Vec<Choice>,
     /// Token counts.
     pub usage: Usage,
+    /// The tokens that were asked for, instead of choices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenized: Option<Tokenized>,
+}
+
+/// The tokens of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tokenized {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// Their texts.
+    pub texts: Vec<String>,
+    /// Longest sequence of the model, in tokens.
+    pub context_length: u64,
 }
 
 /// Kind of an error; decides whether the job is retried.
@@ -159,7 +220,13 @@ impl Outcome {
         let Self::Completed(completion) = &self else { return self };
         let tokens = || completion.choices.iter().filter_map(|choice| choice.logprobs.as_ref());
         let tokens = || tokens().flatten();
-        let text: usize = completion.choices.iter().map(|choice| choice.text.len()).sum();
+        let of_choice = |choice: &Choice| {
+            let calls = choice.tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
+            choice.text.len()
+                + choice.reasoning.as_ref().map_or(0, String::len)
+                + calls.sum::<usize>()
+        };
+        let text: usize = completion.choices.iter().map(of_choice).sum();
         // Each byte of a token is a number in a list, of two bytes at most.
         let of_token = |bytes: &[u8]| TOKEN_BYTES + 2 * bytes.len();
         let of_tokens = tokens().map(|token| {
@@ -199,12 +266,11 @@ mod tests {
             model: "m".to_owned(),
             fingerprint: "f".to_owned(),
             choices: vec![Choice {
-                index: 0,
-                text: "x".repeat(tokens),
-                finish_reason: FinishReason::Length,
                 logprobs: Some(vec![token; tokens]),
+                ..Choice::new(0, "x".repeat(tokens), FinishReason::Length)
             }],
             usage: Usage::default(),
+            tokenized: None,
         })
     }
 

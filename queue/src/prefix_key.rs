@@ -28,9 +28,8 @@ impl PrefixHash {
     fn add_prompt(&mut self, prompt: &Prompt, most: usize) {
         match prompt {
             Prompt::Text(text) | Prompt::Question(text) => self.add(text.as_bytes(), most),
-            Prompt::Messages(messages) => {
-                let texts = messages.iter().flat_map(|message| message.content.texts());
-                texts.for_each(|text| self.add(text.as_bytes(), most));
+            Prompt::Messages(conversation) => {
+                conversation.texts().for_each(|text| self.add(text.as_bytes(), most));
             }
             Prompt::Tokens(tokens) => {
                 tokens.iter().for_each(|token| self.add(&token.to_le_bytes(), most));

@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 use tritmill_grammar::Grammar;
 
-/// Default of `max_tokens`.
-pub const MAX_TOKENS_DEFAULT: u32 = 256;
+/// Tokens that an answer without `max_tokens` is estimated to have.
+pub const ANSWER_TOKENS_ESTIMATE: u32 = 256;
 /// Highest `max_tokens`.
 pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
 /// Maximum number of choices per job.
@@ -37,8 +37,8 @@ const _: () =
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
-    /// Maximum number of tokens to generate; workers cap it by the context.
-    pub max_tokens: u32,
+    /// Maximum number of tokens to generate. `None`: up to the end of the context, or the worker's own limit.
+    pub max_tokens: Option<u32>,
     /// Minimum number of tokens before an end-of-text token or a stop may end the text.
     #[serde(skip_serializing_if = "is_zero")]
     pub min_tokens: u32,
@@ -90,7 +90,7 @@ pub struct Sampling {
 impl Default for Sampling {
     fn default() -> Self {
         Self {
-            max_tokens: MAX_TOKENS_DEFAULT,
+            max_tokens: None,
             min_tokens: 0,
             temperature: 1.0,
             top_k: 0,
@@ -138,8 +138,10 @@ impl Sampling {
     /// # Errors
     /// Reports the first parameter outside its range.
     pub fn validate(&self) -> Result<(), SamplingError> {
-        within("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)?;
-        within("min_tokens", self.min_tokens, 0, self.max_tokens)?;
+        if let Some(max_tokens) = self.max_tokens {
+            within("max_tokens", max_tokens, 1, MAX_TOKENS_LIMIT)?;
+        }
+        within("min_tokens", self.min_tokens, 0, self.max_tokens.unwrap_or(MAX_TOKENS_LIMIT))?;
         within("temperature", self.temperature, 0.0, 2.0)?;
         within("top_p", self.top_p, 0.0, 1.0)?;
         within("min_p", self.min_p, 0.0, 1.0)?;
@@ -166,22 +168,26 @@ impl Sampling {
         self.validate_result()
     }
 
+    /// Returns the most tokens of a choice that fit into a result, if the request has this many prompts.
+    pub fn longest_choice(&self, prompts: usize) -> u64 {
+        // At least one token, in ranges that were checked.
+        let each = u64::from(self.n) * (1 + u64::from(self.logprobs.unwrap_or(0)));
+        (RESULT_TOKENS_LIMIT / each.saturating_mul(prompts as u64).max(1)).max(1)
+    }
+
     /// Checks the number of tokens that the result can name.
     fn validate_result(&self) -> Result<(), SamplingError> {
-        let (n, top) = (self.n, self.logprobs.unwrap_or(0));
-        // Both are within their ranges, and so is the product.
-        let each = u64::from(n) * (1 + u64::from(top));
-        let longest = RESULT_TOKENS_LIMIT / each;
-        if u64::from(self.max_tokens) <= longest {
+        let (n, top, longest) = (self.n, self.logprobs.unwrap_or(0), self.longest_choice(1));
+        let Some(max_tokens) = self.max_tokens.filter(|most| u64::from(*most) > longest) else {
             return Ok(());
-        }
+        };
         Err(SamplingError {
             field: "max_tokens",
             expected: format!(
                 "at most {longest} with n {n} and top_logprobs {top} (the limit of n × max_tokens × \
                  (1 + top_logprobs) is {RESULT_TOKENS_LIMIT})"
             ),
-            found: self.max_tokens.to_string(),
+            found: max_tokens.to_string(),
         })
     }
 }
@@ -229,7 +235,9 @@ mod tests {
         );
         assert!(refused(|s| s.temperature = f32::NAN).starts_with("temperature"));
         assert_eq!(refused(|s| s.top_p = -0.1), "top_p must be between 0 and 1, got -0.1");
-        assert!(refused(|s| s.min_tokens = 257).starts_with("min_tokens"));
+        assert!(
+            refused(|s| (s.max_tokens, s.min_tokens) = (Some(256), 257)).starts_with("min_tokens")
+        );
         assert!(refused(|s| s.n = 0).starts_with("n must"));
         assert!(refused(|s| s.logit_bias = vec![(1, 101.0)]).starts_with("logit_bias must"));
         assert_eq!(
@@ -248,6 +256,7 @@ mod tests {
     #[test]
     fn size_of_the_result_is_limited_as_a_product() {
         let accepted = |max_tokens, n, logprobs| {
+            let max_tokens = Some(max_tokens);
             let sampling = Sampling { max_tokens, n, logprobs, ..Sampling::default() };
             sampling.validate().map_err(|error| error.to_string())
         };

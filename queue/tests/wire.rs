@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use tritmill_queue::{
-    Choice, Completion, Content, ErrorKind, FinishReason, Grammar, Job, JobError, JobEvent, JobId,
-    JobState, Message, Outcome, Priority, Prompt, QueueName, Role, Sampling, Tenant, Timestamp,
-    TokenLogprob, TopLogprob, Usage,
+    Choice, Completion, Conversation, ErrorKind, FinishReason, Grammar, Job, JobError, JobEvent,
+    JobId, JobState, Message, NewLogprobs, Outcome, Part, Priority, Prompt, QueueName, Role,
+    Sampling, Tenant, Timestamp, TokenLogprob, Tool, ToolCall, ToolChoice, TopLogprob, Usage,
     wire::{WireError, decode, encode},
 };
 
@@ -24,12 +24,10 @@ fn plain_job() -> Job {
         tenant: Tenant("größe".into()),
         queue: QueueName { model: "tiny".into(), format: "i2_s".into() },
         priority: Priority::High,
-        prompt: Prompt::Messages(vec![Message {
-            role: Role::User,
-            content: Content::Text("Why is the sky blue?".into()),
+        prompt: Prompt::Messages(Conversation::new(vec![Message {
             name: Some("Ada".into()),
-            tool_call_id: None,
-        }]),
+            ..Message::new(Role::User, "Why is the sky blue?")
+        }])),
         sampling: Sampling {
             temperature: 0.5,
             stop: vec!["\n\n".into()],
@@ -43,6 +41,8 @@ fn plain_job() -> Job {
         expires_at: Some(Timestamp(1_700_000_000_000)),
         stream: false,
         traceparent: None,
+        task: tritmill_queue::Task::Generate,
+        echo: serde_json::Map::new(),
         custom_id: None,
     }
 }
@@ -65,12 +65,11 @@ fn outcome() -> Outcome {
         model: "tiny".into(),
         fingerprint: "f00d".into(),
         choices: vec![Choice {
-            index: 0,
-            text: "Because.".into(),
-            finish_reason: FinishReason::Stop,
             logprobs: Some(vec![logprob]),
+            ..Choice::new(0, "Because.", FinishReason::Stop)
         }],
         usage: Usage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: 0 },
+        tokenized: None,
     })
 }
 
@@ -83,8 +82,12 @@ fn refusal() -> Outcome {
     })
 }
 
+fn delta(choice: u32, offset: u64, text: String) -> JobEvent {
+    JobEvent::Delta { choice, part: Part::Content, offset, text, logprobs: None }
+}
+
 fn event() -> JobEvent {
-    JobEvent::Delta { choice: 1, text: "Be".into() }
+    delta(1, 0, "Be".into())
 }
 
 /// Returns the examples: file name and present encoding.
@@ -180,14 +183,38 @@ fn prompts() -> impl Strategy<Value = Prompt> {
         Just(Role::Assistant),
         Just(Role::Tool)
     ];
-    let message =
-        (role, any::<String>(), any::<Option<String>>()).prop_map(|(role, content, name)| {
-            Message { role, content: Content::Text(content), name, tool_call_id: None }
-        });
+    let call = (any::<String>(), any::<String>()).prop_map(|(name, arguments)| ToolCall {
+        id: "call_1".into(),
+        name,
+        arguments,
+    });
+    let calls = prop::collection::vec(call, 0..2);
+    let message = (role, any::<String>(), any::<Option<String>>(), calls).prop_map(
+        |(role, content, name, tool_calls)| Message {
+            name,
+            tool_calls,
+            ..Message::new(role, content)
+        },
+    );
+    let tool = any::<String>().prop_map(|name| {
+        let function = serde_json::json!({ "name": name, "parameters": { "type": "object" } });
+        Tool { name, function: function.as_object().cloned().unwrap() }
+    });
+    let conversation = (prop::collection::vec(message, 0..8), prop::collection::vec(tool, 0..3));
+    let conversation = conversation.prop_map(|(messages, tools)| {
+        // Without tools, nothing is written about them.
+        let tool_choice = match tools.as_slice() {
+            [] => ToolChoice::Auto,
+            [first, ..] => ToolChoice::RequiredOf(vec![first.name.clone()]),
+        };
+        let one_call = !tools.is_empty();
+        let template_arguments = serde_json::Map::new();
+        Conversation { messages, tools, tool_choice, one_call, template_arguments }
+    });
     prop_oneof![
         any::<String>().prop_map(Prompt::Text),
         "[a-z ]{0,9000}".prop_map(Prompt::Question),
-        prop::collection::vec(message, 0..8).prop_map(Prompt::Messages),
+        conversation.prop_map(Prompt::Messages),
         prop::collection::vec(any::<u32>(), 0..3000).prop_map(Prompt::Tokens),
     ]
 }
@@ -238,6 +265,8 @@ fn jobs() -> impl Strategy<Value = Job> {
             expires_at: expires_at.map(Timestamp),
             stream: false,
             traceparent: None,
+            task: tritmill_queue::Task::Generate,
+            echo: serde_json::Map::new(),
             custom_id: None,
         }
     })
@@ -260,9 +289,19 @@ proptest! {
     }
 
     #[test]
-    fn events_round_trip(choice: u32, text: String, state in 0..JobState::ALL.len()) {
+    fn events_round_trip(choice: u32, call: u32, offset: u64, text: String, state in 0..JobState::ALL.len()) {
         let finished = JobEvent::Finished { state: JobState::ALL[state] };
-        for event in [JobEvent::Queued, JobEvent::Started, JobEvent::Delta { choice, text }, finished] {
+        let logprob = TokenLogprob { token: 7, bytes: vec![0xe2], logprob: -0.5, top: vec![] };
+        let rich = JobEvent::Delta {
+            choice,
+            part: Part::Arguments(call),
+            offset,
+            text: text.clone(),
+            logprobs: Some(NewLogprobs { offset, tokens: vec![logprob] }),
+        };
+        let begins = JobEvent::Call { choice, call, name: text.clone() };
+        let text = delta(choice, offset, text);
+        for event in [JobEvent::Queued, JobEvent::Started, text, rich, begins, finished] {
             prop_assert_eq!(decode::<JobEvent>(&encode(&event)).unwrap(), event);
         }
     }

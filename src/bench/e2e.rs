@@ -136,6 +136,8 @@ impl Arguments {
 
     fn capacity(&self) -> CapacityOptions {
         CapacityOptions {
+            answer_tokens_max: None,
+            control_tokens: false,
             max_sequences: self.batch(),
             kv_memory: self.kv_memory,
             step_target: self.step_target,
@@ -317,7 +319,7 @@ impl Fleet {
             .map(|index| {
                 let max_tokens = u32::try_from(work.generate).unwrap_or(u32::MAX);
                 let greedy = Sampling {
-                    max_tokens,
+                    max_tokens: Some(max_tokens),
                     temperature: 0.0,
                     ignore_eos: true,
                     ..Sampling::default()

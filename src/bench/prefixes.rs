@@ -260,7 +260,7 @@ fn jobs(
         (0..arguments.prompts.get()).map(|_| some(arguments.tokens.get())).collect();
     let own: Vec<_> = (0..arguments.jobs.get()).map(|_| some(OWN_TOKENS)).collect();
     let greedy = Sampling {
-        max_tokens: arguments.generate,
+        max_tokens: Some(arguments.generate),
         temperature: 0.0,
         ignore_eos: true,
         ..Sampling::default()

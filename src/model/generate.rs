@@ -11,8 +11,10 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
 use tritmill_engine::{
-    Choice, FinishReason, Grammar, Request, SamplingParams, TokenLogprob, chat::Message,
-    files::Model, generate, load,
+    Choice, FinishReason, Grammar, Request, SamplingParams, TokenLogprob,
+    chat::{self, Message, TemplateOptions},
+    files::Model,
+    generate, load,
 };
 
 use crate::{
@@ -227,8 +229,9 @@ impl Prompt {
         let template = model
             .chat_template()
             .with_context(|| format!("model {} has no chat template: drop --chat", model.name()))?;
-        let message = Message::new("user", text);
-        Ok(model.tokenizer().encode(&template.render(&[message], true)?, false)?)
+        let question = [Message::new("user", text)];
+        let input = (&question[..], &TemplateOptions::default());
+        Ok(chat::encode(template, model.tokenizer(), input, true, false)?.tokens)
     }
 }
 

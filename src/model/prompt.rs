@@ -6,6 +6,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tritmill_client::{Endpoint, Prompt, parse_body};
+use tritmill_engine::chat::{self, Encoded};
+use tritmill_worker::TemplateInput;
 
 use crate::{options::ModelOption, output};
 
@@ -14,7 +16,8 @@ Examples:
   tritmill model prompt --model ./bitnet-2b --messages conversation.json
   echo '[{\"role\": \"user\", \"content\": \"Hi\"}]' | tritmill model prompt --model model.gguf --messages -
 
-The file has the messages of a request to /v1/chat/completions: an array, or an object with \"messages\".";
+The file has the messages of a request to /v1/chat/completions: an array, or an object with \"messages\", and with \"tools\" or
+\"chat_template_kwargs\" if the request has them.";
 
 /// Arguments of `model prompt`.
 #[derive(Debug, Args)]
@@ -28,6 +31,9 @@ pub struct Arguments {
     /// Leave out the begin of the assistant's answer
     #[arg(long)]
     no_generation_prompt: bool,
+    /// Read the names of control tokens in messages as these tokens
+    #[arg(long)]
+    control_tokens: bool,
     /// Print JSON: text, tokens
     #[arg(long)]
     json: bool,
@@ -39,13 +45,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Some(template) = model.chat_template() else {
         bail!("model {} has no chat template: its prompts are plain text", model.name());
     };
-    let Prompt::Messages(messages) = parse(&read(&arguments.messages)?)? else {
+    let Prompt::Messages(conversation) = parse(&read(&arguments.messages)?)? else {
         bail!("{} has no messages", arguments.messages);
     };
-    let messages = tritmill_worker::template_messages(&messages);
-    let text = template.render(&messages, !arguments.no_generation_prompt)?;
+    let TemplateInput { messages, options } = TemplateInput::new(template, &conversation);
     let tokenizer = model.tokenizer();
-    let tokens = tokenizer.encode(&text, false)?;
+    let input = (&messages[..], &options);
+    let is_answered = !arguments.no_generation_prompt;
+    let Encoded { text, tokens } =
+        chat::encode(template, tokenizer, input, is_answered, arguments.control_tokens)?;
     if arguments.json {
         output::json(json!({ "text": text, "tokens": tokens }))?;
         return Ok(ExitCode::SUCCESS);

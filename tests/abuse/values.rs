@@ -94,7 +94,7 @@ fn tenant_names_are_arbitrary_within_bounds() {
     let huge = runtime.block_on(async {
         let client = Client::connect(&fleet.redis.url(), &fleet.postgres.url()).await.unwrap();
         let mut job = JobBuilder::question("demo", "a").build().unwrap();
-        (job.sampling.n, job.sampling.max_tokens) = (128, 1 << 20);
+        (job.sampling.n, job.sampling.max_tokens) = (128, Some(1 << 20));
         client.submit(job).await.unwrap_err().to_string()
     });
     assert!(huge.contains("max_tokens must be at most 8192 with n 128"), "{huge}");

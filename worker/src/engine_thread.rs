@@ -24,7 +24,7 @@ use jobs::Jobs;
 use parking_lot::{FairMutex, Mutex};
 use tokio::sync::mpsc as async_mpsc;
 use tritmill_engine::{
-    Engine, Event, Output, Request, RequestError, RequestId, StepReport, SubmitError,
+    Engine, Event, Output, Request, RequestError, RequestId, StepReport, SubmitError, TokenLogprob,
 };
 use tritmill_queue::ClaimRef;
 
@@ -77,8 +77,8 @@ pub enum Report {
     Progress(ClaimRef, Vec<u32>),
     /// Time at which the first token of a request was generated.
     FirstToken(ClaimRef, Instant),
-    /// New text of one choice of a streaming request.
-    Text(ClaimRef, u32, String),
+    /// New text of one choice of a streaming request, and the log probabilities of its tokens, if requested.
+    Text(ClaimRef, u32, String, Vec<TokenLogprob>),
 }
 
 /// How a request ended.
@@ -207,8 +207,8 @@ impl EngineLoop {
             // What is not taken out of the report is memory for the next one.
             for event in &mut step.events {
                 match event {
-                    Event::Delta { id, choice, text, tokens } => {
-                        self.handle_delta(*id, *choice, text, tokens);
+                    Event::Delta { id, choice, text, tokens, logprobs } => {
+                        self.handle_delta(*id, *choice, (text, logprobs), tokens);
                     }
                     Event::Finished { id, output } => {
                         has_ended = true;
@@ -293,10 +293,17 @@ impl EngineLoop {
         }
     }
 
-    fn handle_delta(&mut self, id: RequestId, choice: u32, text: &mut String, new: &[u32]) {
+    fn handle_delta(
+        &mut self,
+        id: RequestId,
+        choice: u32,
+        (text, logprobs): (&mut String, &mut Vec<TokenLogprob>),
+        new: &[u32],
+    ) {
         let Some((held, choice, job)) = self.jobs.find(id, choice) else { return };
         let is_first = !std::mem::replace(&mut job.has_token, true);
-        let text = (job.stream && !text.is_empty()).then(|| std::mem::take(text));
+        let is_new = !text.is_empty() || !logprobs.is_empty();
+        let text = (job.stream && is_new).then(|| (std::mem::take(text), std::mem::take(logprobs)));
         let mut progress = None;
         if let Some(tokens) = &mut job.tokens {
             tokens.extend(new);
@@ -306,7 +313,7 @@ impl EngineLoop {
             }
         }
         let first = is_first.then(|| Report::FirstToken(held, Instant::now()));
-        let text = text.map(|text| Report::Text(held, choice, text));
+        let text = text.map(|(text, logprobs)| Report::Text(held, choice, text, logprobs));
         let progress = progress.map(|tokens| Report::Progress(held, tokens));
         first.into_iter().chain(text).chain(progress).for_each(|report| self.report(report));
     }

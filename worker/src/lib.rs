@@ -9,6 +9,7 @@
 
 #![warn(missing_docs)]
 
+mod conversation;
 mod engine_thread;
 pub mod http;
 pub mod machine;
@@ -19,7 +20,8 @@ mod served;
 mod translate;
 mod worker;
 
+pub use conversation::TemplateInput;
 pub use metrics::Metrics;
 pub use pool::{LoadFailure, Loader, Pages, Pool, PoolError, PoolUnit};
-pub use served::{ServedModel, template_messages};
+pub use served::{ServedLimits, ServedModel};
 pub use worker::{Committed, Device, Mode, Stop, Worker, WorkerConfig, WorkerError};

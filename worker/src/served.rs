@@ -4,12 +4,37 @@ use std::sync::{Arc, OnceLock};
 
 use tritmill_engine::{
     Constraint, GrammarError,
-    chat::{self, ChatTemplate},
+    chat::{self, AnswerLayout, ChatTemplate},
     files::Model,
     load,
 };
 use tritmill_grammar::Compiler;
-use tritmill_queue::{Content, ErrorKind, Grammar, JobError, Message, Prompt, Role};
+use tritmill_queue::{
+    Choice, Completion, Conversation, ErrorKind, FinishReason, Grammar, JobError, LengthLimit,
+    Message, Outcome, Prompt, Role, Sampling, Tokenized, Usage,
+};
+
+use crate::conversation::{self, TemplateInput};
+
+/// What the engine gets for a prompt.
+#[derive(Debug, Clone)]
+pub(crate) struct PreparedPrompt {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// What an answer must match.
+    pub constraint: Option<Constraint>,
+    /// How an answer is divided.
+    pub layout: AnswerLayout,
+}
+
+/// What an operator sets for the prompts and answers of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ServedLimits {
+    /// Whether names of control tokens in the texts of conversations become these tokens; they are text otherwise.
+    pub allow_control_tokens: bool,
+    /// Most tokens of an answer to a request without `max_tokens`; `None`: up to the end of the context.
+    pub answer_tokens_max: Option<u32>,
+}
 
 /// A model under the name that jobs use for it.
 #[derive(Debug, Clone)]
@@ -17,6 +42,7 @@ pub struct ServedModel {
     model: Arc<Model>,
     name: String,
     numerics_class: String,
+    limits: ServedLimits,
     /// Grammars for the model's tokens; made by the first job with one.
     grammars: Arc<OnceLock<Result<Compiler, GrammarError>>>,
 }
@@ -24,7 +50,14 @@ pub struct ServedModel {
 impl ServedModel {
     /// Serves `model` under `name` on a backend with this numerics class.
     pub fn new(model: Arc<Model>, name: String, numerics_class: String) -> Self {
-        Self { model, name, numerics_class, grammars: Arc::default() }
+        let limits = ServedLimits::default();
+        Self { model, name, numerics_class, limits, grammars: Arc::default() }
+    }
+
+    /// Sets what the operator set.
+    #[must_use]
+    pub fn with_limits(self, limits: ServedLimits) -> Self {
+        Self { limits, ..self }
     }
 
     /// Returns the name that jobs use.
@@ -37,11 +70,44 @@ impl ServedModel {
         &self.numerics_class
     }
 
-    /// Returns the start of an answer that a grammar describes.
+    /// Returns what the engine gets for one prompt, with what its answer must match.
     ///
     /// # Errors
-    /// If the grammar cannot be used with the model's tokens; the message is for the author of the request.
-    pub fn constraint(&self, grammar: &Grammar) -> Result<Constraint, JobError> {
+    /// If the model cannot take the prompt or the grammar; the message is for the author of the request.
+    pub(crate) fn prepare(
+        &self,
+        prompt: &Prompt,
+        grammar: Option<&Grammar>,
+    ) -> Result<PreparedPrompt, JobError> {
+        let (conversation, (tokens, layout)) = match (prompt, self.model.chat_template()) {
+            (Prompt::Several(_), _) => {
+                return Err(refused(
+                    "unsupported_value",
+                    "prompt",
+                    "has lists in lists".to_owned(),
+                ));
+            }
+            (Prompt::Tokens(tokens), _) => (None, (tokens.clone(), AnswerLayout::default())),
+            (Prompt::Text(text), _) | (Prompt::Question(text), None) => {
+                (None, (self.encode(text, true)?, AnswerLayout::default()))
+            }
+            (Prompt::Question(text), Some(template)) => {
+                let question = Conversation::new(vec![Message::new(Role::User, text.clone())]);
+                (None, self.conversation(template, &question, ("prompt", true))?)
+            }
+            (Prompt::Messages(conversation), Some(template)) => {
+                (Some(conversation), self.conversation(template, conversation, ("messages", true))?)
+            }
+            (Prompt::Messages(_), None) => return Err(self.no_template()),
+        };
+        let grammar = conversation::grammar(&layout, conversation, grammar);
+        let constraint = grammar.map(|(grammar, before)| {
+            self.constraint(&grammar).map(|constraint| constraint.after(&before))
+        });
+        Ok(PreparedPrompt { tokens, constraint: constraint.transpose()?, layout })
+    }
+
+    fn constraint(&self, grammar: &Grammar) -> Result<Constraint, JobError> {
         let compiler = self.grammars.get_or_init(|| load::grammars(&self.model));
         let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|c| c.compile(grammar));
         compiled.map_err(|error| {
@@ -50,65 +116,117 @@ impl ServedModel {
         })
     }
 
-    /// Returns the tokens of one prompt.
-    ///
-    /// # Errors
-    /// If the model cannot take the prompt; the message is for the author of the request.
-    pub fn tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, JobError> {
-        match (prompt, self.model.chat_template()) {
-            (Prompt::Several(_), _) => {
-                Err(refused("unsupported_value", "prompt", "has lists in lists".to_owned()))
-            }
-            (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
-            (Prompt::Text(text), _) | (Prompt::Question(text), None) => self.encode(text, true),
-            (Prompt::Question(text), Some(template)) => {
-                let question = Message::new(Role::User, text.clone());
-                self.conversation(template, &[question], "prompt")
-            }
-            (Prompt::Messages(messages), Some(template)) => {
-                self.conversation(template, messages, "messages")
-            }
-            (Prompt::Messages(_), None) => Err(refused(
-                "no_chat_template",
-                "messages",
-                format!("model '{}' has no chat template; use /v1/completions", self.name),
-            )),
-        }
-    }
-
     fn conversation(
         &self,
         template: &ChatTemplate,
-        messages: &[Message],
-        field: &'static str,
-    ) -> Result<Vec<u32>, JobError> {
-        let text = template.render(&template_messages(messages), true).map_err(|error| {
-            let problem = format!("refused by the model's chat template: {}", chain(&error));
-            refused("chat_template", field, problem)
+        conversation: &Conversation,
+        (field, is_answered): (&'static str, bool),
+    ) -> Result<(Vec<u32>, AnswerLayout), JobError> {
+        let TemplateInput { messages, options } = TemplateInput::new(template, conversation);
+        let (tokenizer, input) = (self.model.tokenizer(), (&messages[..], &options));
+        let allowed = self.limits.allow_control_tokens;
+        let encoded = chat::encode(template, tokenizer, input, is_answered, allowed);
+        let encoded = encoded.map_err(|error| match error {
+            chat::ConversationError::Template(error) => {
+                let problem = format!("refused by the model's chat template: {}", chain(&error));
+                refused("chat_template", field, problem)
+            }
+            error => not_tokenized(&error),
         })?;
-        // The template wrote the special tokens itself.
-        self.encode(&text, false)
+        let layout = conversation::layout(template, Some(conversation), &encoded.text);
+        Ok((encoded.tokens, layout))
+    }
+
+    fn no_template(&self) -> JobError {
+        let problem = format!("model '{}' has no chat template; use /v1/completions", self.name);
+        refused("no_chat_template", "messages", problem)
+    }
+
+    /// Returns the most tokens of an answer to a prompt of this length, one of `prompts` of its request, and what would cut it.
+    pub(crate) fn longest(
+        &self,
+        sampling: &Sampling,
+        prompt_tokens: usize,
+        prompts: usize,
+    ) -> (usize, LengthLimit) {
+        let context = self.model.config().context_length.saturating_sub(prompt_tokens);
+        // What an answer without a limit of its own may have: a result has room for so many.
+        let room = usize::try_from(sampling.longest_choice(prompts)).unwrap_or(usize::MAX);
+        let (most, limit) = match (sampling.max_tokens, self.limits.answer_tokens_max) {
+            (Some(most), _) => (most as usize, LengthLimit::MaxTokens),
+            (None, Some(most)) => ((most as usize).min(room), LengthLimit::Worker),
+            (None, None) => (room, LengthLimit::Worker),
+        };
+        (most.max(1), if most >= context { LengthLimit::Context } else { limit })
+    }
+
+    /// Returns the tokens of a prompt.
+    pub(crate) fn tokenize(
+        &self,
+        prompt: &Prompt,
+        special: bool,
+        is_answered: bool,
+    ) -> Result<Vec<u32>, JobError> {
+        match (prompt, self.model.chat_template()) {
+            (Prompt::Messages(conversation), Some(template)) => {
+                Ok(self.conversation(template, conversation, ("messages", is_answered))?.0)
+            }
+            (Prompt::Messages(_), None) => Err(self.no_template()),
+            (Prompt::Text(text) | Prompt::Question(text), _) => self.encode(text, special),
+            (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
+            (Prompt::Several(_), _) => {
+                let problem = "is supported as one text only".to_owned();
+                Err(refused("unsupported_value", "prompt", problem))
+            }
+        }
+    }
+
+    /// Returns the outcome of a job that asks for tokens.
+    pub(crate) fn tokenized(&self, tokens: Vec<u32>) -> Outcome {
+        let tokenizer = self.model.tokenizer();
+        let text = |token: &u32| {
+            let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let texts = tokens.iter().map(text).collect();
+        let context_length = self.model.config().context_length as u64;
+        let usage = Usage { prompt_tokens: tokens.len() as u64, ..Usage::default() };
+        let tokenized = Some(Tokenized { tokens, texts, context_length });
+        Outcome::Completed(Completion { tokenized, usage, ..self.empty_completion() })
+    }
+
+    /// Returns the outcome of a job that asks for the text of tokens.
+    pub(crate) fn detokenize(&self, prompt: &Prompt) -> Result<Outcome, JobError> {
+        let Prompt::Tokens(tokens) = prompt else {
+            return Err(refused("invalid_type", "tokens", "must be token ids".to_owned()));
+        };
+        let tokenizer = self.model.tokenizer();
+        if let Some(token) = tokens.iter().find(|token| tokenizer.token_bytes(**token).is_none()) {
+            let problem = format!("has {token}, which is not in the vocabulary");
+            return Err(refused("invalid_value", "tokens", problem));
+        }
+        let choice = Choice::new(0, tokenizer.decode(tokens, false), FinishReason::Stop);
+        let completion = Completion { choices: vec![choice], ..self.empty_completion() };
+        Ok(Outcome::Completed(completion))
+    }
+
+    fn empty_completion(&self) -> Completion {
+        Completion {
+            model: self.name.clone(),
+            fingerprint: self.numerics_class.clone(),
+            choices: Vec::new(),
+            usage: Usage::default(),
+            tokenized: None,
+        }
     }
 
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, JobError> {
-        self.model.tokenizer().encode(text, add_special).map_err(|error| {
-            refused("tokenizer", "prompt", format!("cannot be tokenized: {}", chain(&error)))
-        })
+        self.model.tokenizer().encode(text, add_special).map_err(|error| not_tokenized(&error))
     }
 }
 
-/// Returns messages as chat templates get them.
-pub fn template_messages(messages: &[Message]) -> Vec<chat::Message> {
-    let template_message = |message: &Message| chat::Message {
-        role: message.role.as_str().to_owned(),
-        content: match &message.content {
-            Content::Text(text) => chat::Content::Text(text.clone()),
-            Content::Parts(texts) => chat::Content::Parts(texts.clone()),
-        },
-        name: message.name.clone(),
-        tool_call_id: message.tool_call_id.clone(),
-    };
-    messages.iter().map(template_message).collect()
+fn not_tokenized(error: &dyn std::error::Error) -> JobError {
+    refused("tokenizer", "prompt", format!("cannot be tokenized: {}", chain(error)))
 }
 
 /// Returns the error for a request that this model can never answer.

@@ -4,17 +4,18 @@ use std::{borrow::Cow, time::Instant};
 
 use serde::{Deserialize, Serialize};
 use tritmill_engine::{
-    FinishReason as EngineReason, Output, Priority as EnginePriority, Request, RequestError,
-    SamplingParams, SubmitError, TokenLogprob as EngineLogprob,
+    Choice as EngineChoice, FinishReason as EngineReason, Output, Priority as EnginePriority,
+    Request, RequestError, SamplingParams, SubmitError, TokenLogprob as EngineLogprob,
+    chat::{AnswerLayout, Piece},
 };
 use tritmill_queue::{
-    Choice, Claim, Completion, ErrorKind, FinishReason, JobError, Outcome, Priority, Prompt,
-    TokenLogprob, TopLogprob, Usage, wire,
+    Choice, Claim, Completion, ErrorKind, FinishReason, JobError, LengthLimit, Outcome, Priority,
+    Prompt, Task, TokenLogprob, ToolCall, TopLogprob, Usage, wire,
 };
 
 use crate::{
     engine_thread::End,
-    served::{ServedModel, chain, refused},
+    served::{PreparedPrompt, ServedModel, chain, refused},
 };
 
 /// Stands for a log probability of minus infinity in results, as in the OpenAI API.
@@ -43,27 +44,72 @@ fn resume(served: &ServedModel, checkpoint: &[u8]) -> Vec<u32> {
     }
 }
 
-/// Returns the engine requests of a claimed job: one for each prompt. Equal prompts get different seeds, as the choices
-/// of one prompt do.
-pub(crate) fn requests(served: &ServedModel, claim: &Claim) -> Result<Vec<Request>, JobError> {
+/// What a claimed job is for the engine.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    /// A request for each of its prompts.
+    pub requests: Vec<Request>,
+    /// What is done with the answers.
+    pub expected: Expected,
+}
+
+/// What is known of the answers to a job before they come.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Expected {
+    /// How a text is divided.
+    pub layout: AnswerLayout,
+    /// The limit that would cut the answers to each prompt.
+    pub limits: Vec<LengthLimit>,
+    /// Choices of each prompt.
+    pub choices: u32,
+}
+
+/// Returns the work of a claimed job, or the outcome of one that needs no engine. Equal prompts get different seeds, as the
+/// choices of one prompt do.
+pub(crate) fn work(served: &ServedModel, claim: &Claim) -> Result<Work, Outcome> {
+    match claim.job.task {
+        Task::Generate => generation(served, claim).map_err(Outcome::Error),
+        Task::Tokenize { special, generation_prompt } => {
+            let tokens = served.tokenize(&claim.job.prompt, special, generation_prompt);
+            Err(tokens.map_or_else(Outcome::Error, |tokens| served.tokenized(tokens)))
+        }
+        Task::Detokenize => {
+            Err(served.detokenize(&claim.job.prompt).unwrap_or_else(Outcome::Error))
+        }
+    }
+}
+
+fn generation(served: &ServedModel, claim: &Claim) -> Result<Work, JobError> {
+    let sampling = &claim.job.sampling;
     let parts = claim.job.prompt.parts();
-    let each = |(seed, prompt)| request(served, claim, prompt, claim.job.seed.wrapping_add(seed));
-    (0..).zip(parts).map(each).collect()
+    let mut work = Work::default();
+    work.expected.choices = sampling.n;
+    for (seed, prompt) in (0..).zip(parts) {
+        let prepared = served.prepare(prompt, sampling.grammar.as_ref())?;
+        if matches!(prompt, Prompt::Messages(_)) {
+            work.expected.layout = prepared.layout.clone();
+        }
+        let (max_tokens, limit) = served.longest(sampling, prepared.tokens.len(), parts.len());
+        work.expected.limits.push(limit);
+        let seed = claim.job.seed.wrapping_add(seed);
+        work.requests.push(request(claim, served, (prepared, max_tokens), seed));
+    }
+    Ok(work)
 }
 
 fn request(
-    served: &ServedModel,
     claim: &Claim,
-    prompt: &Prompt,
+    served: &ServedModel,
+    (prepared, max_tokens): (PreparedPrompt, usize),
     seed: u64,
-) -> Result<Request, JobError> {
+) -> Request {
     let Claim { job, expires_in, checkpoint, .. } = claim;
     let sampling = &job.sampling;
     let resume = checkpoint.as_ref().map(|bytes| resume(served, bytes)).unwrap_or_default();
-    Ok(Request {
-        prompt: served.tokens(prompt)?,
+    Request {
+        prompt: prepared.tokens,
         sampling: SamplingParams {
-            max_tokens: size(sampling.max_tokens),
+            max_tokens,
             min_tokens: size(sampling.min_tokens),
             temperature: sampling.temperature,
             top_k: size(sampling.top_k),
@@ -80,7 +126,7 @@ fn request(
             ignore_eos: sampling.ignore_eos,
             logprobs: sampling.logprobs.map(size),
         },
-        constraint: sampling.grammar.as_ref().map(|g| served.constraint(g)).transpose()?,
+        constraint: prepared.constraint,
         priority: match job.priority {
             Priority::High => EnginePriority::High,
             Priority::Normal => EnginePriority::Normal,
@@ -89,7 +135,7 @@ fn request(
         deadline: expires_in.and_then(|left| Instant::now().checked_add(left)),
         salt: job.tenant.0.clone().into_bytes(),
         resume,
-    })
+    }
 }
 
 const fn size(count: u32) -> usize {
@@ -99,9 +145,13 @@ const fn size(count: u32) -> usize {
 
 /// Returns the outcome to record for the end of a request; `None` if it was cancelled, which is
 /// recorded already.
-pub(crate) fn outcome(served: &ServedModel, prompt: &Prompt, end: End) -> Option<Outcome> {
+pub(crate) fn outcome(
+    served: &ServedModel,
+    (prompt, expected): (&Prompt, &Expected),
+    end: End,
+) -> Option<Outcome> {
     match end {
-        End::Finished(output) => finished(served, output),
+        End::Finished(output) => finished(served, expected, output),
         End::Refused(error) => Some(Outcome::Error(refusal(prompt, &error))),
         // Another attempt would come to the same place.
         End::Failed(RequestError::Grammar(error)) => {
@@ -117,7 +167,7 @@ fn failure(message: String) -> JobError {
     JobError { kind: ErrorKind::Engine, code: "engine_error".to_owned(), message, param: None }
 }
 
-fn finished(served: &ServedModel, output: Output) -> Option<Outcome> {
+fn finished(served: &ServedModel, expected: &Expected, output: Output) -> Option<Outcome> {
     let ended = |reason| output.choices.iter().any(|choice| choice.finish_reason == reason);
     if ended(EngineReason::Cancelled) {
         return None;
@@ -133,28 +183,53 @@ fn finished(served: &ServedModel, output: Output) -> Option<Outcome> {
         completion_tokens: output.completion_tokens as u64,
         cached_tokens: output.cached_tokens as u64,
     };
-    let choices = output
-        .choices
-        .into_iter()
-        .map(|choice| Choice {
-            index: choice.index,
-            text: choice.text,
-            finish_reason: match choice.finish_reason {
-                EngineReason::Length => FinishReason::Length,
-                _ => FinishReason::Stop,
-            },
-            logprobs: choice.logprobs.map(|all| all.into_iter().map(logprob).collect()),
-        })
-        .collect();
+    let choices = output.choices.into_iter().map(|choice| divided(expected, choice)).collect();
     Some(Outcome::Completed(Completion {
         model: served.name().to_owned(),
         fingerprint: served.numerics_class().to_owned(),
         choices,
         usage,
+        tokenized: None,
     }))
 }
 
-fn logprob(token: EngineLogprob) -> TokenLogprob {
+/// Divides the text of a choice into what the model thinks, says and calls.
+fn divided(expected: &Expected, choice: EngineChoice) -> Choice {
+    let part = choice.index / expected.choices.max(1);
+    let limit = expected.limits.get(part as usize).copied();
+    let (finish_reason, length_limit) = match choice.finish_reason {
+        EngineReason::Length => (FinishReason::Length, limit),
+        _ => (FinishReason::Stop, None),
+    };
+    let logprobs = choice.logprobs.map(|all| all.into_iter().map(logprob).collect());
+    let mut divided =
+        Choice { length_limit, logprobs, ..Choice::new(choice.index, "", finish_reason) };
+    for piece in expected.layout.divide(&choice.text) {
+        match piece {
+            Piece::Reasoning(text) => {
+                divided.reasoning.get_or_insert_default().push_str(&text);
+            }
+            Piece::Content(text) => divided.text.push_str(&text),
+            Piece::Call(name) => divided.tool_calls.push(ToolCall {
+                id: String::new(),
+                name,
+                arguments: String::new(),
+            }),
+            Piece::Arguments(text) => {
+                if let Some(call) = divided.tool_calls.last_mut() {
+                    call.arguments.push_str(&text);
+                }
+            }
+        }
+    }
+    if !divided.tool_calls.is_empty() && divided.finish_reason == FinishReason::Stop {
+        divided.finish_reason = FinishReason::ToolCalls;
+    }
+    divided
+}
+
+/// Returns a log probability as results have it.
+pub(crate) fn logprob(token: EngineLogprob) -> TokenLogprob {
     let top = token.top.into_iter().map(|top| TopLogprob {
         token: top.token,
         bytes: top.bytes,
@@ -204,7 +279,7 @@ fn refusal(prompt: &Prompt, error: &SubmitError) -> JobError {
 mod tests {
     use std::{path::Path, sync::Arc};
 
-    use tritmill_engine::{Choice as EngineChoice, files::Model};
+    use tritmill_engine::files::Model;
 
     use super::*;
 
@@ -228,7 +303,8 @@ mod tests {
                 completion_tokens: reasons.len(),
                 cached_tokens: 0,
             };
-            outcome(&served, &Prompt::Text("a".to_owned()), End::Finished(output))
+            let prompt = Prompt::Text("a".to_owned());
+            outcome(&served, (&prompt, &Expected::default()), End::Finished(output))
         };
         use EngineReason::{Cancelled, Deadline, Failed, Length, Stop};
         assert!(matches!(ended(&[Stop, Length]), Some(Outcome::Completed(_))));

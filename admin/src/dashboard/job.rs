@@ -6,7 +6,7 @@ use askama::Template;
 use axum::extract::Path;
 use serde_json::json;
 use tritmill_queue::{
-    EventId, JobEvent, JobId, JobState, Message, Outcome, Prompt, Role, Timestamp,
+    EventId, JobEvent, JobId, JobState, Message, Outcome, Part, Prompt, Role, Timestamp,
     store::job_queries::{Attempt, AttemptEnd, JobHistory},
 };
 
@@ -62,11 +62,11 @@ impl JobView {
         let part = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => vec![("text", truncated(text))],
             Prompt::Question(text) => vec![(Role::User.as_str(), truncated(text))],
-            Prompt::Messages(messages) => {
+            Prompt::Messages(conversation) => {
                 let turn = |message: &Message| {
                     (message.role.as_str(), truncated(&message.content.texts().concat()))
                 };
-                messages.iter().map(turn).collect()
+                conversation.messages.iter().map(turn).collect()
             }
             Prompt::Tokens(tokens) => vec![("tokens", format!("{} token ids", tokens.len()))],
             Prompt::Several(parts) => vec![("prompts", parts.len().to_string())],
@@ -190,7 +190,7 @@ async fn text_so_far(app: &App, id: JobId) -> Vec<String> {
         after = *last;
         for (_, event) in events {
             match event {
-                JobEvent::Delta { choice, text } => {
+                JobEvent::Delta { choice, part: Part::Content, text, .. } => {
                     texts.entry(choice).or_default().push_str(&text)
                 }
                 // Discards the text of an earlier attempt.

@@ -1,21 +1,20 @@
 //! `/v1/chat/completions` and `/v1/completions`.
-//!
-//! A request becomes a job of priority high, with the time limit as its deadline: if it would miss that, it is
-//! refused at once. If the caller disconnects or the time limit passes, the job is cancelled.
+
+use std::collections::BTreeMap;
 
 use axum::{
     Json,
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
-use tokio::time::{Instant, timeout};
-use tritmill_client::{ClientError, Endpoint, answer, parse_body};
-use tritmill_queue::{Job, JobId, Priority};
+use tritmill_client::{Endpoint, answer, parse_body};
+use tritmill_queue::Task;
 
 use super::{
-    answer::{AnswerHead, AwaitedJob, Streaming, completion},
+    answer::{AnswerHead, Streaming},
+    call::{self, CallContext},
     schemas::{ChatRequest, Completion, TextRequest},
-    stream::AnswerStream,
+    stream::{self, Chunks},
     time_limit::TimeLimit,
 };
 use crate::{
@@ -72,46 +71,45 @@ struct Request {
 impl Request {
     /// Submits a job and answers with its result.
     async fn answer(self, app: App) -> Result<Response, ApiError> {
-        let Self { caller, parent, limit: TimeLimit(limit), endpoint, body: mut map } = self;
-        let JobParent(traceparent) = parent;
+        let Self { caller, parent: JobParent(traceparent), limit: TimeLimit(limit), .. } = self;
+        let (endpoint, mut map) = (self.endpoint, self.body);
         let streaming = Streaming::take(&mut map)?;
+        let echo = echo(&map);
         let body = parse_body(endpoint, map)?;
-        let name = body.model.clone().ok_or_else(|| ApiError::missing_field("model"))?;
-        let queue =
-            app.models.find(&name).await?.ok_or_else(|| ApiError::model_not_found(&name))?;
         let permit = streaming.map(|_| app.stream_permit()).transpose()?;
-        let created = app.client.now().await?;
-        let id = JobId::generate();
-        let job = Job {
-            tenant: caller.tenant,
-            priority: Priority::High,
-            stream: streaming.is_some(),
-            expires_at: Some(created.after(limit)),
-            traceparent,
-            ..body.job(id, queue.clone())
-        };
-        let choices = job.choice_count();
-        // Created before the submission, which may succeed even if it breaks off.
-        let expires = Instant::now() + limit;
-        let mut awaited = AwaitedJob { app: app.clone(), id, expires, is_finished: false };
-        if let Err(error) = app.client.submit(job).await {
-            // What was refused is in no store: there is nothing to cancel.
-            awaited.is_finished = matches!(error, ClientError::Busy { .. });
-            return Err(error.into());
+        let stream = streaming.is_some();
+        let (task, echo) = (Task::Generate, echo);
+        let context = CallContext { caller, traceparent, limit, stream, task, echo: echo.clone() };
+        let call = call::submit(app, context, body).await?;
+        let (id, created) = (call.job.id, call.created);
+        if let Some((streaming, permit)) = streaming.zip(permit) {
+            let head = AnswerHead { id, endpoint, queue: call.job.queue.clone(), created };
+            let chunks = Chunks { head, streaming, echo, begun: BTreeMap::new() };
+            return stream::respond(call.follow(), permit, chunks).await;
         }
-        let end = app.job_waiter.wait_for(id);
-        let head = AnswerHead { id, endpoint, queue, created };
-        if let Some(streaming) = streaming {
-            return AnswerStream { app, awaited, head, streaming, choices, end, limit, permit }
-                .respond()
-                .await;
-        }
-        let Ok(Ok(ended)) = timeout(limit, end).await else {
-            return Err(ApiError::answer_timeout());
-        };
-        awaited.is_finished = true;
-        let completion = completion(ended)?;
-        let body = answer::body(id.as_bytes(), endpoint.shape(), head.created, &completion);
+        let completion = call.completion().await?;
+        let mut body = answer::body(id.as_bytes(), endpoint.shape(), created, &completion);
+        repeat(&mut body, &echo);
         Ok(Json(body).into_response())
+    }
+}
+
+/// Returns what a completion repeats of its request.
+fn echo(body: &Map<String, Value>) -> Map<String, Value> {
+    const REPEATED: [&str; 2] = ["metadata", "service_tier"];
+    let given = |name: &str| Some((name.to_owned(), body.get(name)?.clone()));
+    let mut echo: Map<String, Value> = REPEATED.into_iter().filter_map(given).collect();
+    echo.retain(|_, value| !value.is_null());
+    // There is one tier.
+    if let Some(tier) = echo.get_mut("service_tier") {
+        *tier = "default".into();
+    }
+    echo
+}
+
+/// Adds what an answer repeats of its request.
+pub(super) fn repeat(body: &mut Value, echo: &Map<String, Value>) {
+    for (name, value) in echo {
+        body[name] = value.clone();
     }
 }

@@ -59,8 +59,18 @@ macro_rules! completion_request {
             structured_outputs: Option<Value>,
             /// The same seed gives the same answer.
             seed: Option<i64>,
+            /// Up to sixteen named texts, which the answer repeats.
+            metadata: Option<Value>,
+            /// `auto`, `default`, `flex`, `priority` or `scale`: there is one tier.
+            service_tier: Option<String>,
+            /// Answers are kept as long as jobs, in either case.
+            store: Option<bool>,
             /// Accepted without effect.
             user: Option<String>,
+            /// Accepted without effect.
+            safety_identifier: Option<String>,
+            /// Accepted without effect: begins of prompts are found by their content.
+            prompt_cache_key: Option<String>,
         }
     };
 }
@@ -74,6 +84,16 @@ completion_request! {
         logprobs: Option<bool>,
         #[schema(maximum = 20)]
         top_logprobs: Option<u32>,
+        /// Functions that the model may call.
+        tools: Option<Vec<Value>>,
+        /// `auto` (the default), `none`, `required`, or a function.
+        tool_choice: Option<Value>,
+        /// False: at most one call.
+        parallel_tool_calls: Option<bool>,
+        /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`, for chat templates that know it.
+        reasoning_effort: Option<String>,
+        /// Further variables of the model's chat template.
+        chat_template_kwargs: Option<Value>,
     }
 }
 
@@ -93,11 +113,15 @@ completion_request! {
 pub(crate) struct ChatMessage {
     /// `system`, `developer`, `user`, `assistant` or `tool`.
     role: String,
-    /// A text, or parts of type `text`.
-    content: Value,
+    /// A text, or parts of type `text`; null beside calls.
+    content: Option<Value>,
     name: Option<String>,
     /// The call that a message of the role `tool` answers.
     tool_call_id: Option<String>,
+    /// The calls that a message of the role `assistant` made.
+    tool_calls: Option<Vec<Value>>,
+    /// What the model thought before it answered.
+    reasoning_content: Option<String>,
 }
 
 /// Options of a streamed answer.
@@ -118,6 +142,125 @@ pub(crate) struct Completion {
     system_fingerprint: String,
     choices: Vec<Value>,
     usage: Usage,
+}
+
+/// A text or a conversation to tokenize.
+#[derive(ToSchema)]
+pub(crate) struct TokenizeRequest {
+    model: String,
+    /// A text; or `messages`.
+    prompt: Option<String>,
+    messages: Option<Vec<ChatMessage>>,
+    tools: Option<Vec<Value>>,
+    chat_template_kwargs: Option<Value>,
+    /// Whether a text gets the special tokens around it; true by default.
+    add_special_tokens: Option<bool>,
+    /// Whether a conversation ends where an answer begins; true by default.
+    add_generation_prompt: Option<bool>,
+    /// Return the texts of the tokens, too.
+    return_token_strs: Option<bool>,
+}
+
+/// The tokens of a text.
+#[derive(ToSchema)]
+pub(crate) struct TokenizedText {
+    count: u64,
+    /// Longest sequence of the model, in tokens.
+    max_model_len: u64,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+/// Tokens to turn into text.
+#[derive(ToSchema)]
+pub(crate) struct DetokenizeRequest {
+    model: String,
+    tokens: Vec<u32>,
+}
+
+/// The text of tokens.
+#[derive(ToSchema)]
+pub(crate) struct Detokenized {
+    prompt: String,
+}
+
+/// A request for a response.
+#[derive(ToSchema)]
+pub(crate) struct ResponseBody {
+    /// `NAME` or `NAME@FORMAT`.
+    #[schema(examples("demo"))]
+    model: String,
+    /// A text, or a list of messages, calls and their outputs.
+    input: Value,
+    /// A message of the system before the input.
+    instructions: Option<String>,
+    /// The response that this one continues.
+    previous_response_id: Option<String>,
+    /// Return at once: the response is read later.
+    background: Option<bool>,
+    /// False: the response cannot be read later.
+    store: Option<bool>,
+    /// Stream the response as server-sent events.
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    #[schema(minimum = 1, maximum = 1048576)]
+    max_output_tokens: Option<u32>,
+    #[schema(minimum = 0, maximum = 2)]
+    temperature: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    top_p: Option<f32>,
+    #[schema(maximum = 20)]
+    top_logprobs: Option<u32>,
+    /// `message.output_text.logprobs`
+    include: Option<Vec<String>>,
+    /// `{"format": …}`: what the text must match, as `response_format` of chat completions, with the schema beside its type.
+    text: Option<Value>,
+    /// `{"effort": …}`, for chat templates that know it.
+    reasoning: Option<Value>,
+    /// Functions that the model may call: `{"type": "function", "name": …, "parameters": …}`.
+    tools: Option<Vec<Value>>,
+    /// `auto` (the default), `none`, `required`, or a function.
+    tool_choice: Option<Value>,
+    /// False: at most one call.
+    parallel_tool_calls: Option<bool>,
+    /// Up to sixteen named texts, which the response repeats.
+    metadata: Option<Value>,
+    /// The same seed gives the same answer.
+    seed: Option<i64>,
+    /// `disabled`: a prompt that is too long is an error.
+    truncation: Option<String>,
+    /// `auto`, `default`, `flex`, `priority` or `scale`: there is one tier.
+    service_tier: Option<String>,
+    /// Accepted without effect.
+    user: Option<String>,
+}
+
+/// A response, with the parameters of its request.
+#[derive(ToSchema)]
+pub(crate) struct ResponseObject {
+    id: String,
+    /// `response`
+    object: String,
+    created_at: i64,
+    /// `queued`, `in_progress`, `completed`, `incomplete`, `failed` or `cancelled`.
+    status: String,
+    error: Option<Value>,
+    /// `{"reason": "max_output_tokens"}` for a response that was cut.
+    incomplete_details: Option<Value>,
+    model: String,
+    /// Items of the types `reasoning`, `message` and `function_call`.
+    output: Vec<Value>,
+    usage: Option<Value>,
+    metadata: Value,
+}
+
+/// A response that was deleted.
+#[derive(serde::Serialize, ToSchema)]
+pub(crate) struct ResponseDeleted {
+    pub id: String,
+    /// `response`
+    pub object: &'static str,
+    pub deleted: bool,
 }
 
 /// Token counts of a completion.

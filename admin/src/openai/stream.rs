@@ -1,201 +1,182 @@
 //! Streamed answers: server-sent events.
-//!
-//! Text comes from the job's events, which are not durable: they may be late, come twice (a second
-//! attempt starts over, with the same tokens) or not at all. The stream therefore counts the text it sent
-//! for each choice and sends only what goes beyond it. When the job finishes, the store's result provides
-//! the rest: missing text, log probabilities and usage.
 
 use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
 use axum::response::{Response, sse::Event};
 use futures_util::stream;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc, oneshot},
-    time::{Instant, timeout},
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::timeout,
 };
 use tritmill_client::{Endpoint, answer, json_line};
-use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
+use tritmill_queue::{Completion, Part, TokenLogprob};
 
-use super::answer::{AnswerHead, AwaitedJob, Streaming, completion};
-use crate::{ApiError, App, sse};
+use super::{
+    answer::{AnswerHead, Streaming},
+    completions::repeat,
+    follow::{Follower, Update},
+};
+use crate::{ApiError, sse};
 
-/// Minimum pause per streaming answer, so that all of them together read 5,000 times per second.
-const POLL_EACH: Duration = Duration::from_micros(200);
-/// Chunks that may wait for the caller's connection.
-const CHUNKS_MAX: usize = 16;
-/// How long the response head waits for the first chunk. An error before then becomes a status instead of
-/// a chunk.
+/// News that may wait for the caller's connection.
+const UPDATES_MAX: usize = 16;
+/// How long the response head waits for the first news. An error before then becomes a status instead of
+/// an event.
 const HEAD_WAIT: Duration = Duration::from_secs(10);
 
-/// A job and the answer that streams from it.
-pub(super) struct AnswerStream {
-    pub app: App,
-    pub awaited: AwaitedJob,
-    pub head: AnswerHead,
-    pub streaming: Streaming,
-    /// Number of requested choices.
-    pub choices: u32,
-    /// Receives the job's result.
-    pub end: oneshot::Receiver<FinishedJob>,
-    /// Time limit of the answer.
-    pub limit: Duration,
-    /// Held while the answer streams.
-    pub permit: Option<OwnedSemaphorePermit>,
-}
-
-/// A part of the streamed answer.
-enum Chunk {
-    Data(Value),
-    Failed(ApiError),
-    Done,
-}
-
-impl Chunk {
-    fn event(self) -> Event {
-        match self {
-            Self::Data(value) => Event::default().data(json_line(&value)),
-            Self::Failed(error) => Event::default().data(json_line(&json!(error.body()))),
-            Self::Done => Event::default().data("[DONE]"),
-        }
-    }
-}
-
-impl AnswerStream {
-    /// Returns the response once its first chunk is there, or an error that occurred before it.
-    pub async fn respond(self) -> Result<Response, ApiError> {
-        let (sender, mut receiver) = mpsc::channel(CHUNKS_MAX);
-        tokio::spawn(self.run(sender));
-        // Dropping the receiver, here or with the response, ends the task, which cancels the job.
-        let first = match timeout(HEAD_WAIT, receiver.recv()).await {
-            Ok(Some(Chunk::Failed(error))) => return Err(error),
-            Ok(Some(chunk)) => Some(chunk),
-            Ok(None) => return Err(ApiError::answer_timeout()),
-            Err(_) => None,
-        };
-        let events = stream::unfold((first, receiver), async |(first, mut receiver)| {
-            let chunk = match first {
-                Some(chunk) => chunk,
-                None => receiver.recv().await?,
-            };
-            Some((Ok::<_, Infallible>(chunk.event()), (None, receiver)))
-        });
-        Ok(sse::response(events))
+/// Writes an answer as events.
+pub(super) trait Render: Send + 'static {
+    /// Returns the events of the begin, before any news.
+    fn begin(&mut self) -> Vec<Event> {
+        Vec::new()
     }
 
-    /// Sends chunks until the answer is complete or the receiver is dropped.
-    async fn run(mut self, sender: mpsc::Sender<Chunk>) {
-        let (streams, permit) = (self.app.metrics.streams.clone(), self.permit.take());
+    /// Returns the events of news.
+    fn render(&mut self, update: Update) -> Vec<Event>;
+}
+
+/// Returns the response that streams an answer once there is news, or an error that occurred before. `permit` is held while
+/// it streams.
+pub(super) async fn respond(
+    follower: Follower,
+    permit: OwnedSemaphorePermit,
+    mut render: impl Render,
+) -> Result<Response, ApiError> {
+    let (sender, mut receiver) = mpsc::channel(UPDATES_MAX);
+    let streams = follower.app.metrics.streams.clone();
+    tokio::spawn(async move {
         streams.inc();
-        self.send_chunks(sender).await;
+        follower.run(sender).await;
         streams.dec();
         drop(permit);
-    }
-
-    async fn send_chunks(mut self, sender: mpsc::Sender<Chunk>) {
-        let until = Instant::now() + self.limit;
-        let mut text = SentText::default();
-        let mut events = self.app.client.follow(self.head.id, EventId::default());
-        loop {
-            let streams = u32::try_from(self.app.metrics.streams.get()).unwrap_or_default();
-            let chunks = tokio::select! {
-                biased;
-                () = sender.closed() => return,
-                ended = &mut self.end => {
-                    self.awaited.is_finished = true;
-                    self.finish(ended.map_err(|_| ApiError::answer_timeout()), &mut text)
+    });
+    // Dropping the receiver, here or with the response, ends the task, which cancels the job.
+    let first = match timeout(HEAD_WAIT, receiver.recv()).await {
+        Ok(Some(Update::Failed(error))) => return Err(error),
+        Ok(Some(update)) => Some(update),
+        Ok(None) => return Err(ApiError::answer_timeout()),
+        Err(_) => None,
+    };
+    let mut ready = render.begin();
+    ready.extend(first.into_iter().flat_map(|update| render.render(update)));
+    ready.reverse();
+    let events =
+        stream::unfold((ready, receiver, render), async |(mut ready, mut receiver, mut render)| {
+            loop {
+                if let Some(event) = ready.pop() {
+                    return Some((Ok::<_, Infallible>(event), (ready, receiver, render)));
                 }
-                events = events.next(POLL_EACH * streams) => {
-                    let events = events.into_iter().map(|(_, event)| event);
-                    events.flat_map(|event| self.event_chunks(event, &mut text)).collect()
-                }
-                () = tokio::time::sleep_until(until) => vec![Chunk::Failed(ApiError::answer_timeout())],
-            };
-            for chunk in chunks {
-                let is_last = matches!(chunk, Chunk::Done | Chunk::Failed(_));
-                if sender.send(chunk).await.is_err() || is_last {
-                    return;
-                }
+                let update = receiver.recv().await?;
+                ready = render.render(update);
+                ready.reverse();
             }
+        });
+    Ok(sse::response(events))
+}
+
+/// Writes the chunks of `/v1/chat/completions` and `/v1/completions`.
+pub(super) struct Chunks {
+    pub head: AnswerHead,
+    pub streaming: Streaming,
+    /// What each chunk repeats of the request.
+    pub echo: Map<String, Value>,
+    /// Characters of the tokens with log probabilities, of each choice that has begun.
+    pub begun: BTreeMap<u32, usize>,
+}
+
+impl Render for Chunks {
+    fn render(&mut self, update: Update) -> Vec<Event> {
+        match update {
+            Update::Call { choice, call, name } => {
+                let id = answer::call_id(self.head.id.as_bytes(), choice, call);
+                let function = json!({ "name": name, "arguments": "" });
+                let call =
+                    json!({ "index": call, "id": id, "type": "function", "function": function });
+                vec![self.delta(choice, json!({ "tool_calls": [call] }), &[])]
+            }
+            Update::Text { choice, part, text, logprobs } => {
+                let delta = match part {
+                    Part::Content => json!({ "content": text }),
+                    Part::Reasoning => json!({ "reasoning_content": text }),
+                    Part::Arguments(call) => {
+                        let function = json!({ "arguments": text });
+                        json!({ "tool_calls": [{ "index": call, "function": function }] })
+                    }
+                };
+                vec![self.delta(choice, delta, &logprobs)]
+            }
+            Update::Completed(completion) => self.end(&completion),
+            Update::Failed(error) => vec![event(&json!(error.body()))],
         }
     }
+}
 
-    /// Returns the chunks that follow from an event.
-    fn event_chunks(&self, event: JobEvent, text: &mut SentText) -> Vec<Chunk> {
-        match event {
-            JobEvent::Started => {
-                text.start_over();
-                Vec::new()
-            }
-            JobEvent::Delta { choice, text: delta } if choice < self.choices => {
-                let new = text.add(choice, &delta).map(str::to_owned);
-                new.map_or_else(Vec::new, |new| self.text_chunks(choice, &new, text))
-            }
-            _ => Vec::new(),
+impl Chunks {
+    fn is_chat(&self) -> bool {
+        self.head.endpoint == Endpoint::Chat
+    }
+
+    /// Returns the chunk with news of a choice. The first chunk of a chat choice carries the role.
+    fn delta(&mut self, choice: u32, mut delta: Value, tokens: &[TokenLogprob]) -> Event {
+        let is_first = !self.begun.contains_key(&choice);
+        let written = self.begun.entry(choice).or_default();
+        let logprobs = (!tokens.is_empty())
+            .then(|| answer::logprobs(self.head.endpoint.shape(), tokens, *written));
+        let letters = |token: &TokenLogprob| String::from_utf8_lossy(&token.bytes).chars().count();
+        *written += tokens.iter().map(letters).sum::<usize>();
+        if !self.is_chat() {
+            let text = delta["content"].take();
+            return self.choice(choice, json!(text.as_str().unwrap_or_default()), &logprobs, None);
         }
+        if is_first {
+            delta["role"] = json!("assistant");
+        }
+        self.choice(choice, delta, &logprobs, None)
     }
 
-    /// Returns the chunks for new text of a choice. The first chunk of a chat choice carries the role.
-    fn text_chunks(&self, choice: u32, new: &str, text: &mut SentText) -> Vec<Chunk> {
-        let is_first = text.begin(choice);
-        let delta = match self.head.endpoint {
-            Endpoint::Chat if is_first => json!({ "role": "assistant", "content": new }),
-            Endpoint::Chat => json!({ "content": new }),
-            Endpoint::Completions | Endpoint::Plain => json!(new),
-        };
-        vec![self.choice_chunk(choice, delta, Value::Null, None)]
-    }
-
-    /// Returns the last chunks: text that no event brought, the finish reason of each choice, and usage.
-    fn finish(&self, ended: Result<FinishedJob, ApiError>, text: &mut SentText) -> Vec<Chunk> {
-        let completion = match ended.and_then(completion) {
-            Ok(completion) => completion,
-            Err(error) => return vec![Chunk::Failed(error)],
-        };
-        let mut chunks = Vec::new();
+    /// Returns the last chunks: the finish reason of each choice, and usage.
+    fn end(&mut self, completion: &Completion) -> Vec<Event> {
+        let mut events = Vec::new();
         for choice in &completion.choices {
-            let rest = text.rest(choice.index, &choice.text);
-            if !rest.is_empty() || !text.has_begun(choice.index) {
-                chunks.extend(self.text_chunks(choice.index, rest, text));
+            if !self.begun.contains_key(&choice.index) {
+                events.push(self.delta(choice.index, json!({ "content": "" }), &[]));
             }
-            let empty = match self.head.endpoint {
-                Endpoint::Chat => json!({}),
-                Endpoint::Completions | Endpoint::Plain => json!(""),
-            };
-            let logprobs = answer::logprobs(self.head.endpoint.shape(), choice);
-            let finish = Some(choice.finish_reason);
-            chunks.push(self.choice_chunk(choice.index, empty, json!(logprobs), finish));
+            let empty = if self.is_chat() { json!({}) } else { json!("") };
+            events.push(self.choice(
+                choice.index,
+                empty,
+                &None,
+                Some((choice.finish_reason.as_str(), completion)),
+            ));
         }
         if self.streaming.include_usage {
-            chunks.push(self.chunk(json!([]), answer::usage(&completion)));
+            events.push(self.chunk(json!([]), answer::usage(completion), Some(completion)));
         }
-        chunks.push(Chunk::Done);
-        chunks
+        events.push(Event::default().data("[DONE]"));
+        events
     }
 
     /// Returns a chunk of one choice.
-    fn choice_chunk(
+    fn choice(
         &self,
         choice: u32,
         delta: Value,
-        logprobs: Value,
-        finish: Option<FinishReason>,
-    ) -> Chunk {
-        let name = if self.head.endpoint == Endpoint::Chat { "delta" } else { "text" };
-        let finish = finish.map(FinishReason::as_str);
+        logprobs: &Option<Value>,
+        finish: Option<(&str, &Completion)>,
+    ) -> Event {
+        let name = if self.is_chat() { "delta" } else { "text" };
+        let reason = finish.map(|(reason, _)| reason);
         let choice = json!([
-            { "index": choice, name: delta, "logprobs": logprobs, "finish_reason": finish },
+            { "index": choice, name: delta, "logprobs": logprobs, "finish_reason": reason },
         ]);
-        self.chunk(choice, Value::Null)
+        self.chunk(choice, Value::Null, finish.map(|(_, completion)| completion))
     }
 
-    /// Returns a chunk with the fields that all chunks have.
-    fn chunk(&self, choices: Value, usage: Value) -> Chunk {
+    /// Returns a chunk with the fields that all chunks have. What the tokens depended on is known at the end.
+    fn chunk(&self, choices: Value, usage: Value, completion: Option<&Completion>) -> Event {
         let shape = self.head.endpoint.shape();
-        let object = match self.head.endpoint {
-            Endpoint::Chat => "chat.completion.chunk",
-            Endpoint::Completions | Endpoint::Plain => "text_completion",
-        };
+        let object = if self.is_chat() { "chat.completion.chunk" } else { "text_completion" };
         let mut chunk = json!({
             "id": answer::id(self.head.id.as_bytes(), shape),
             "object": object,
@@ -203,73 +184,18 @@ impl AnswerStream {
             "model": self.head.queue.model,
             "choices": choices,
         });
+        if let Some(completion) = completion {
+            chunk["system_fingerprint"] = json!(answer::system_fingerprint(completion));
+        }
+        repeat(&mut chunk, &self.echo);
         if self.streaming.include_usage {
             chunk["usage"] = usage;
         }
-        Chunk::Data(chunk)
+        event(&chunk)
     }
 }
 
-/// How much text of each choice arrived in the current attempt, and how much was ever sent.
-#[derive(Debug, Default)]
-struct SentText(BTreeMap<u32, ChoiceText>);
-
-#[derive(Debug, Default)]
-struct ChoiceText {
-    arrived_bytes: usize,
-    sent_bytes: usize,
-    has_begun: bool,
-}
-
-impl SentText {
-    /// Starts a new attempt, which generates the same text from the start.
-    fn start_over(&mut self) {
-        self.0.values_mut().for_each(|text| text.arrived_bytes = 0);
-    }
-
-    /// Returns the part of a delta that was not sent yet, if any, and counts it as sent.
-    fn add<'a>(&mut self, choice: u32, delta: &'a str) -> Option<&'a str> {
-        let text = self.0.entry(choice).or_default();
-        let known = text.sent_bytes.saturating_sub(text.arrived_bytes).min(delta.len());
-        text.arrived_bytes += delta.len();
-        let new = delta.get(known..).filter(|new| !new.is_empty())?;
-        text.sent_bytes = text.arrived_bytes;
-        Some(new)
-    }
-
-    /// Returns the part of the complete text that was not sent yet, and counts it as sent.
-    fn rest<'a>(&mut self, choice: u32, complete: &'a str) -> &'a str {
-        let text = self.0.entry(choice).or_default();
-        let rest = complete.get(text.sent_bytes..).unwrap_or_default();
-        text.sent_bytes = complete.len();
-        rest
-    }
-
-    /// Returns whether a chunk of the choice was sent.
-    fn has_begun(&self, choice: u32) -> bool {
-        self.0.get(&choice).is_some_and(|text| text.has_begun)
-    }
-
-    /// Marks the choice as begun; returns whether this is its first chunk.
-    fn begin(&mut self, choice: u32) -> bool {
-        !std::mem::replace(&mut self.0.entry(choice).or_default().has_begun, true)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repeated_text_is_sent_once() {
-        let mut text = SentText::default();
-        assert_eq!(text.add(0, "2024-"), Some("2024-"));
-        text.start_over();
-        assert_eq!(text.add(0, "20"), None);
-        assert_eq!(text.add(0, "24-03"), Some("03"));
-        assert_eq!(text.add(1, "x"), Some("x"));
-        assert_eq!(text.rest(0, "2024-03-03"), "-03");
-        assert_eq!(text.rest(1, "x"), "");
-        assert_eq!(text.rest(2, "whole"), "whole");
-    }
+/// Returns an event with a JSON text.
+fn event(value: &Value) -> Event {
+    Event::default().data(json_line(value))
 }

@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tritmill_client::{EventFollower, json_line};
-use tritmill_queue::{JobEvent, JobId};
+use tritmill_queue::{JobEvent, JobId, Part};
 
 use super::job;
 use crate::{ApiError, App, Call, changes::ChangeId, sse};
@@ -128,7 +128,19 @@ fn sse_event(event: &JobEvent) -> Option<Event> {
     let (kind, data) = match event {
         JobEvent::Queued => ("queued", json!({})),
         JobEvent::Started => ("started", json!({})),
-        JobEvent::Delta { choice, text } => ("delta", json!({ "choice": choice, "text": text })),
+        JobEvent::Call { choice, call, name } => {
+            ("call", json!({ "choice": choice, "call": call, "name": name }))
+        }
+        JobEvent::Delta { text, .. } if text.is_empty() => return None,
+        JobEvent::Delta { choice, part, offset, text, .. } => {
+            let mut data = json!({ "choice": choice, "offset": offset, "text": text });
+            match part {
+                Part::Content => {}
+                Part::Reasoning => data["part"] = json!("reasoning"),
+                Part::Arguments(call) => data["call"] = json!(call),
+            }
+            ("delta", data)
+        }
         JobEvent::Finished { state } => ("finished", json!({ "state": state.as_str() })),
         // An event of a later release.
         _ => return None,
@@ -137,7 +149,8 @@ fn sse_event(event: &JobEvent) -> Option<Event> {
 }
 
 /// Streams the events of a job from its first one on: `queued`, `started`, `delta` (text of a job that
-/// streams; discard it when another `started` follows) and `finished`.
+/// streams, with the bytes of the text before it: after a gap, the result has the rest), `call` (the model begins to call a tool) and
+/// `finished`. Discard text when another `started` follows.
 #[utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs",
     params(("id" = String, Path), ("Last-Event-ID" = Option<String>, Header, nullable = false)),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream",

@@ -1,6 +1,6 @@
 //! One answer while it is generated.
 
-use std::fmt;
+use std::{collections::VecDeque, fmt};
 
 use llguidance::Matcher;
 
@@ -8,6 +8,8 @@ use crate::GrammarError;
 
 /// The state of an answer: what may come next.
 pub struct Constraint {
+    /// What must come in the answer before the grammar applies.
+    before: Before,
     matcher: Matcher,
     /// A bit for each token: bit `token % 32` of word `token / 32`. // (vocab / 32, rounded up)
     allowed: Vec<u32>,
@@ -20,9 +22,36 @@ impl fmt::Debug for Constraint {
     }
 }
 
+/// Texts that must come, one after the other, before a grammar applies. Until then any text may come.
+#[derive(Clone, Default)]
+struct Before {
+    texts: VecDeque<Vec<u8>>,
+    /// End of the answer, shorter than the first of the texts.
+    tail: Vec<u8>,
+}
+
+impl Before {
+    /// Takes bytes of the answer. Returns those behind the last text, once it has come.
+    fn take(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        self.tail.extend_from_slice(bytes);
+        while let Some(text) = self.texts.front() {
+            let found = self.tail.windows(text.len()).position(|window| window == text);
+            let Some(at) = found else {
+                let surplus = self.tail.len().saturating_sub(text.len() - 1);
+                self.tail.drain(..surplus);
+                return None;
+            };
+            self.tail.drain(..at + text.len());
+            self.texts.pop_front();
+        }
+        Some(std::mem::take(&mut self.tail))
+    }
+}
+
 impl Clone for Constraint {
     fn clone(&self) -> Self {
         Self {
+            before: self.before.clone(),
             matcher: self.matcher.deep_clone(),
             allowed: self.allowed.clone(),
             ended: self.ended,
@@ -33,9 +62,27 @@ impl Clone for Constraint {
 impl Constraint {
     /// Begins an answer.
     pub(crate) fn begin(matcher: Matcher) -> Result<Self, GrammarError> {
-        let mut constraint = Self { matcher, allowed: Vec::new(), ended: false };
+        let before = Before::default();
+        let mut constraint = Self { before, matcher, allowed: Vec::new(), ended: false };
         constraint.find_allowed()?;
         Ok(constraint)
+    }
+
+    /// Lets any text come until each of `texts` has come, one after the other; the answer may end before. What follows the last one
+    /// must match the grammar.
+    #[must_use]
+    pub fn after(mut self, texts: &[&str]) -> Self {
+        self.before.texts = texts
+            .iter()
+            .filter(|text| !text.is_empty())
+            .map(|text| text.as_bytes().to_vec())
+            .collect();
+        self
+    }
+
+    /// Returns whether any token may come next.
+    pub fn allows_all(&self) -> bool {
+        !self.before.texts.is_empty()
     }
 
     /// Returns the tokens that may come next, end tokens among them where the answer may end: bit `token % 32` of word
@@ -54,7 +101,21 @@ impl Constraint {
     /// # Errors
     /// The token is not allowed, or finding what may follow takes too much work.
     pub fn advance(&mut self, token: u32) -> Result<(), GrammarError> {
-        self.matcher.consume_token(token).map_err(|error| GrammarError::of_library(&error))?;
+        if !self.allows_all() {
+            self.matcher.consume_token(token).map_err(|error| GrammarError::of_library(&error))?;
+            return self.find_allowed();
+        }
+        let tokens = self.matcher.tok_env().map_err(|error| GrammarError::of_library(&error))?;
+        let last = self.before.texts.back().cloned();
+        let Some(begin) = self.before.take(tokens.tok_trie().token(token)) else { return Ok(()) };
+        // A token may end behind the text. What the grammar refuses is text like any other.
+        let begin = tokens.tok_trie().greedy_tokenize(&begin);
+        let of_library = |error| GrammarError::of_library(&error);
+        if self.matcher.validate_tokens(&begin).map_err(of_library)? < begin.len() {
+            self.before.texts.extend(last);
+            return Ok(());
+        }
+        self.matcher.consume_tokens(&begin).map_err(of_library)?;
         self.find_allowed()
     }
 

@@ -132,16 +132,20 @@ fn check_counts(schema: &Value, path: &str) -> Result<(), GrammarError> {
     fields.try_for_each(|(name, value)| check_counts(value, &format!("{path}.{name}")))
 }
 
-/// Returns the grammar of a schema with bounded white space, unless the schema has options of its own.
+/// Returns the grammar of a schema.
 fn of_schema(schema: Value) -> TopLevelGrammar {
+    TopLevelGrammar::from_json_schema(with_bounded_white_space(schema))
+}
+
+/// Returns a schema with bounded white space between the parts of its values, unless it has options of its own.
+pub fn with_bounded_white_space(schema: Value) -> Value {
     const OPTIONS: &str = "x-guidance";
-    let schema = match schema {
+    match schema {
         Value::Object(mut fields) => {
             let options = json!({ "whitespace_pattern": JSON_WHITE_SPACE });
             fields.entry(OPTIONS).or_insert(options);
             Value::Object(fields)
         }
         all => all,
-    };
-    TopLevelGrammar::from_json_schema(schema)
+    }
 }

@@ -10,4 +10,4 @@ mod grammar;
 
 pub use compiler::{Compiler, Word};
 pub use constraint::Constraint;
-pub use grammar::{Grammar, GrammarError};
+pub use grammar::{Grammar, GrammarError, with_bounded_white_space};

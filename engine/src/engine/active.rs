@@ -25,16 +25,29 @@ const TOKEN_BYTES: usize = 6;
 #[derive(Debug, Clone)]
 struct Constrained {
     constraint: Constraint,
-    allowed: AllowedTokens,
+    /// `None` if every token may come.
+    allowed: Option<AllowedTokens>,
     /// The same without end tokens, before `min_tokens`; `None` if nothing else may come.
     before_end: Option<AllowedTokens>,
 }
 
 impl Constrained {
     fn new(constraint: Constraint, vocab_size: usize, end_tokens: &[u32]) -> Self {
-        let allowed = AllowedTokens::of_mask(constraint.allowed(), vocab_size);
-        let before_end = allowed.without(vocab_size, end_tokens);
-        Self { constraint, allowed, before_end }
+        let mut constrained = Self { constraint, allowed: None, before_end: None };
+        constrained.find_allowed(vocab_size, end_tokens);
+        constrained
+    }
+
+    fn find_allowed(&mut self, vocab_size: usize, end_tokens: &[u32]) {
+        self.allowed = None;
+        if self.constraint.allows_all() {
+            let ends = end_tokens.iter().copied();
+            self.before_end = Some(AllowedTokens::all_but(vocab_size, ends));
+        } else {
+            let allowed = AllowedTokens::of_mask(self.constraint.allowed(), vocab_size);
+            self.before_end = allowed.without(vocab_size, end_tokens);
+            self.allowed = Some(allowed);
+        }
     }
 
     /// Takes the next token. Returns whether the answer is complete.
@@ -46,9 +59,8 @@ impl Constrained {
     ) -> Result<bool, GrammarError> {
         self.constraint.advance(token)?;
         let has_ended = self.constraint.has_ended();
-        if !has_ended {
-            self.allowed = AllowedTokens::of_mask(self.constraint.allowed(), vocab_size);
-            self.before_end = self.allowed.without(vocab_size, end_tokens);
+        if !has_ended && !(self.constraint.allows_all() && self.allowed.is_none()) {
+            self.find_allowed(vocab_size, end_tokens);
         }
         Ok(has_ended)
     }
@@ -172,7 +184,9 @@ impl ActiveRequest {
         let so_far = |(choice, generation): (usize, &Generation)| {
             let (tokens, text) = (generation.tokens.clone(), generation.text.returned().to_owned());
             let has_any = !tokens.is_empty();
-            has_any.then_some(Event::Delta { id, choice: choice as u32, text, tokens })
+            let logprobs = generation.logprobs.clone().unwrap_or_default();
+            let choice = choice as u32;
+            has_any.then_some(Event::Delta { id, choice, text, tokens, logprobs })
         };
         let events = self.choices.iter().enumerate().filter_map(so_far).collect();
         (Self { id, ..self.clone() }, events)
@@ -212,7 +226,7 @@ impl ActiveRequest {
         let allowed = match &generation.constrained {
             // Before `min_tokens` only if anything but the end may come.
             Some(Constrained { allowed, before_end, .. }) => {
-                Some(before_end.as_ref().filter(|_| is_early).unwrap_or(allowed))
+                before_end.as_ref().filter(|_| is_early).or(allowed.as_ref())
             }
             None => self.before_end.as_ref().filter(|_| is_early),
         };
@@ -303,8 +317,11 @@ impl ActiveRequest {
         let token = drawn.token;
         generation.tokens.push(token);
         generation.counts.add(token);
-        if let (Some(list), Some(logprobs)) = (&mut generation.logprobs, drawn.logprobs) {
-            list.push(token_logprob(token, logprobs, vocabulary));
+        let mut logprobs = Vec::new();
+        if let (Some(list), Some(drawn)) = (&mut generation.logprobs, drawn.logprobs) {
+            let logprob = token_logprob(token, drawn, vocabulary);
+            logprobs.push(logprob.clone());
+            list.push(logprob);
         }
         let may_stop = generation.tokens.len() >= self.sampling.min_tokens;
         let mut advanced = Ok(());
@@ -341,7 +358,7 @@ impl ActiveRequest {
                 generation.text.take_rest(&mut text);
             }
         }
-        events.push(Event::Delta { id: self.id, choice, text, tokens });
+        events.push(Event::Delta { id: self.id, choice, text, tokens, logprobs });
         advanced.map(|()| generation.finish_reason.is_some())
     }
 
@@ -362,7 +379,8 @@ impl ActiveRequest {
             generation.text.take_rest(&mut text);
             if !text.is_empty() {
                 let (choice, tokens) = (choice as u32, Vec::new());
-                events.push(Event::Delta { id: self.id, choice, text, tokens });
+                let logprobs = Vec::new();
+                events.push(Event::Delta { id: self.id, choice, text, tokens, logprobs });
             }
         }
     }

@@ -127,7 +127,7 @@ impl Harness {
 
     fn record(&mut self, event: Event) {
         let (id, output, error) = match event {
-            Event::Delta { id, choice, text, tokens } => {
+            Event::Delta { id, choice, text, tokens, .. } => {
                 assert!(!self.outputs.contains_key(&id), "{id:?} got a delta after it finished");
                 let (all, whole) = self.deltas.entry((id, choice)).or_default();
                 all.extend(tokens);

@@ -7,6 +7,10 @@ use super::{TokenizerError, alphabet::Alphabet, description::TokenizerJson};
 /// Limit of token ids, which bounds the size of the table.
 const VOCAB_MAX: u32 = 1 << 21;
 
+/// Marks of the parts of an answer. They are text even in files that list them as control tokens, since an answer without
+/// them could not be divided.
+pub(super) const ANSWER_MARKS: [&str; 4] = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
+
 /// The kind of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenKind {
@@ -47,6 +51,7 @@ impl TokenTable {
             }
             let kind = match (is_added, is_special) {
                 (false, _) => TokenKind::Normal,
+                (true, _) if ANSWER_MARKS.contains(&token) => TokenKind::Added,
                 (true, false) => TokenKind::Added,
                 (true, true) => TokenKind::Special,
             };

@@ -99,10 +99,11 @@ impl Events for MemoryEvents {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Part, *};
 
     fn delta(text: &str) -> JobEvent {
-        JobEvent::Delta { choice: 0, text: text.to_owned() }
+        let part = Part::Content;
+        JobEvent::Delta { choice: 0, part, offset: 0, text: text.to_owned(), logprobs: None }
     }
 
     #[tokio::test]

@@ -97,7 +97,7 @@ fn keys(job: JobId) -> [String; 3] {
 fn kind(event: &JobEvent) -> &'static str {
     match event {
         JobEvent::Queued | JobEvent::Started => "start",
-        JobEvent::Delta { .. } => "text",
+        JobEvent::Call { .. } | JobEvent::Delta { .. } => "text",
         JobEvent::Finished { .. } => "end",
     }
 }
@@ -178,19 +178,6 @@ impl RedisEvents {
             connections.query::<redis::Value>(&delete).await.map(drop)
         };
         used.await.map_err(unavailable)
-    }
-
-    /// Appends generated text to a job's stream.
-    ///
-    /// # Errors
-    /// As [`Self::publish`].
-    pub async fn publish_delta(
-        &self,
-        job: JobId,
-        choice: u32,
-        text: &str,
-    ) -> Result<(), DispatchError> {
-        self.publish(job, &[JobEvent::Delta { choice, text: text.to_owned() }]).await
     }
 
     /// Returns a job's events after `after`, oldest first; waits up to `wait` for the first. Entries

@@ -187,6 +187,7 @@ measured! {
     Maintenance {
         fn maintain() -> Result<Maintained, StoreError>;
         fn erase_jobs(tenant: &Tenant) -> Result<ErasedJobs, StoreError>;
+        fn delete_jobs(ids: &[JobId]) -> Result<u64, StoreError>;
     }
 }
 

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::StoreError;
-use crate::job::Tenant;
+use crate::job::{JobId, Tenant};
 
 /// Maximum number of jobs that one call of [`Maintenance::erase_jobs`] deletes.
 pub const ERASED_MAX: u64 = 50_000;
@@ -40,4 +40,8 @@ pub trait Maintenance: Send + Sync {
     /// loses its claim. Deletes at most [`ERASED_MAX`] jobs per call; repeat until [`ErasedJobs::done`]. What was
     /// deleted before an error stays deleted.
     async fn erase_jobs(&self, tenant: &Tenant) -> Result<ErasedJobs, StoreError>;
+
+    /// Deletes jobs in any state with their results; a worker that runs one loses its claim. Returns how many were
+    /// deleted.
+    async fn delete_jobs(&self, ids: &[JobId]) -> Result<u64, StoreError>;
 }

@@ -39,7 +39,7 @@ use super::{
     maintenance::{ErasedJobs, Maintained, Maintenance},
     workers::SILENT_KEPT,
 };
-use crate::job::{Tenant, Timestamp};
+use crate::job::{JobId, Tenant, Timestamp};
 
 /// The schema, embedded in the program: forward only.
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
@@ -181,6 +181,10 @@ impl Maintenance for SqliteStore {
 
     async fn erase_jobs(&self, tenant: &Tenant) -> Result<ErasedJobs, StoreError> {
         tenants::erase_jobs(self, tenant).await
+    }
+
+    async fn delete_jobs(&self, ids: &[JobId]) -> Result<u64, StoreError> {
+        claims::delete(self, ids).await
     }
 }
 

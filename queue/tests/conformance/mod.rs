@@ -55,6 +55,8 @@ pub fn job() -> Job {
         expires_at: None,
         stream: false,
         traceparent: None,
+        task: tritmill_queue::Task::Generate,
+        echo: serde_json::Map::new(),
         custom_id: None,
     }
 }
@@ -83,13 +85,9 @@ pub fn answer(text: &str) -> Outcome {
     Outcome::Completed(Completion {
         model: "tiny".into(),
         fingerprint: "f".into(),
-        choices: vec![Choice {
-            index: 0,
-            text: text.into(),
-            finish_reason: FinishReason::Stop,
-            logprobs: None,
-        }],
+        choices: vec![Choice::new(0, text, FinishReason::Stop)],
         usage: Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 0 },
+        tokenized: None,
     })
 }
 

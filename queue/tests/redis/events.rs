@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tritmill_queue::{
-    EventId, JobEvent, JobId, JobState,
+    EventId, JobEvent, JobId, JobState, Part,
     events::{EventLimits, RedisEvents},
 };
 use tritmill_servers::Redis;
@@ -13,7 +13,8 @@ use crate::rig::{command, dispatcher};
 const END: JobEvent = JobEvent::Finished { state: JobState::Completed };
 
 fn delta(text: &str) -> JobEvent {
-    JobEvent::Delta { choice: 0, text: text.to_owned() }
+    let (part, text) = (Part::Content, text.to_owned());
+    JobEvent::Delta { choice: 0, part, offset: 0, text, logprobs: None }
 }
 
 fn stream(job: JobId) -> String {
@@ -42,12 +43,11 @@ async fn late_subscriber_gets_events_from_the_start() {
     let events = dispatcher(&redis).events();
     let (job, other) = (JobId::generate(), JobId::generate());
     events.publish(job, &[JobEvent::Queued, JobEvent::Started]).await.unwrap();
-    events.publish_delta(job, 0, "Once ").await.unwrap();
+    events.publish(job, &[delta("Once ")]).await.unwrap();
     events.publish(other, &[JobEvent::Started, delta("Twice")]).await.unwrap();
     let seen = events.read_events(job, EventId::default(), Duration::ZERO).await.unwrap();
-    let delta = JobEvent::Delta { choice: 0, text: "Once ".into() };
     let published: Vec<JobEvent> = seen.iter().map(|(_, event)| event.clone()).collect();
-    assert_eq!(published, [JobEvent::Queued, JobEvent::Started, delta]);
+    assert_eq!(published, [JobEvent::Queued, JobEvent::Started, delta("Once ")]);
     // From where it was, it waits for more.
     let last = seen.last().unwrap().0;
     let waiting = {

@@ -269,6 +269,8 @@ fn job() -> Job {
         expires_at: None,
         stream: false,
         traceparent: None,
+        task: tritmill_queue::Task::Generate,
+        echo: serde_json::Map::new(),
         custom_id: None,
     }
 }

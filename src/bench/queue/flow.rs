@@ -177,12 +177,13 @@ impl Bench {
     /// Returns an answer of a few words.
     fn outcome(&self) -> Outcome {
         let text = "an answer of a few words".to_owned();
-        let choice = Choice { index: 0, text, finish_reason: FinishReason::Stop, logprobs: None };
+        let choice = Choice::new(0, text, FinishReason::Stop);
         Outcome::Completed(Completion {
             model: self.queue.model.clone(),
             fingerprint: "bench".to_owned(),
             choices: vec![choice],
             usage: Usage { prompt_tokens: 12, completion_tokens: 6, cached_tokens: 0 },
+            tokenized: None,
         })
     }
 

@@ -40,6 +40,7 @@ mod shutdown;
 #[cfg(test)]
 mod simulation;
 mod state;
+mod streamed;
 pub(super) mod watchdog;
 
 pub(super) use self::{

@@ -28,7 +28,7 @@ struct Unpublished {
 }
 
 impl Unpublished {
-    /// Adds an event; text that follows text of the same choice is appended to it.
+    /// Adds an event; text that follows text of the same part of a choice is appended to it.
     fn push(&mut self, job: JobId, event: JobEvent) {
         let Some((_, events)) = self.jobs.iter_mut().find(|(known, _)| *known == job) else {
             match self.jobs.len() {
@@ -39,9 +39,15 @@ impl Unpublished {
         };
         match (events.last_mut(), event) {
             (
-                Some(JobEvent::Delta { choice: last, text }),
-                JobEvent::Delta { choice, text: more },
-            ) if *last == choice => text.push_str(&more),
+                Some(JobEvent::Delta { choice: last, part: last_part, text, logprobs, .. }),
+                JobEvent::Delta { choice, part, text: more, logprobs: further, .. },
+            ) if (*last, *last_part) == (choice, part) => {
+                text.push_str(&more);
+                match (logprobs, further) {
+                    (Some(known), Some(more)) => known.tokens.extend(more.tokens),
+                    (known, more) => *known = known.take().or(more),
+                }
+            }
             (_, event) => events.push(event),
         }
     }
@@ -91,12 +97,13 @@ pub(super) fn start(events: Arc<dyn Events>) -> EventSender {
 
 #[cfg(test)]
 mod tests {
-    use tritmill_queue::JobState;
+    use tritmill_queue::{JobState, Part};
 
     use super::*;
 
-    fn delta(choice: u32, text: &str) -> JobEvent {
-        JobEvent::Delta { choice, text: text.to_owned() }
+    fn delta(choice: u32, offset: u64, text: &str) -> JobEvent {
+        let (part, text) = (Part::Content, text.to_owned());
+        JobEvent::Delta { choice, part, offset, text, logprobs: None }
     }
 
     #[test]
@@ -105,26 +112,26 @@ mod tests {
         let finished = JobEvent::Finished { state: JobState::Completed };
         let sent = [
             (one, JobEvent::Started),
-            (one, delta(0, "a")),
-            (two, delta(0, "x")),
-            (one, delta(0, "b")),
-            (one, delta(1, "c")),
+            (one, delta(0, 0, "a")),
+            (two, delta(0, 0, "x")),
+            (one, delta(0, 1, "b")),
+            (one, delta(1, 0, "c")),
             (one, finished.clone()),
         ];
         let mut unpublished = Unpublished::default();
         sent.into_iter().for_each(|(job, event)| unpublished.push(job, event));
-        let expected = vec![JobEvent::Started, delta(0, "ab"), delta(1, "c"), finished];
-        assert_eq!(unpublished.jobs, [(one, expected), (two, vec![delta(0, "x")])]);
+        let expected = vec![JobEvent::Started, delta(0, 0, "ab"), delta(1, 0, "c"), finished];
+        assert_eq!(unpublished.jobs, [(one, expected), (two, vec![delta(0, 0, "x")])]);
     }
 
     #[test]
     fn full_buffer_keeps_all_text_of_known_jobs_and_drops_further_jobs() {
         let mut unpublished = Unpublished::default();
         let jobs: Vec<JobId> = (0..=JOBS_MAX).map(|_| JobId::generate()).collect();
-        for round in ["a", "b", "c"] {
-            jobs.iter().for_each(|job| unpublished.push(*job, delta(0, round)));
+        for (offset, round) in [(0, "a"), (1, "b"), (2, "c")] {
+            jobs.iter().for_each(|job| unpublished.push(*job, delta(0, offset, round)));
         }
         assert_eq!((unpublished.jobs.len(), unpublished.dropped), (JOBS_MAX, 3));
-        assert!(unpublished.jobs.iter().all(|(_, events)| *events == [delta(0, "abc")]));
+        assert!(unpublished.jobs.iter().all(|(_, events)| *events == [delta(0, 0, "abc")]));
     }
 }

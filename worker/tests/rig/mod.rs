@@ -36,6 +36,7 @@ pub fn queue() -> QueueName {
 }
 
 pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
+    let max_tokens = Some(max_tokens);
     let sampling = Sampling { max_tokens, ignore_eos: true, ..Sampling::default() };
     Job {
         id: JobId::generate(),
@@ -50,6 +51,8 @@ pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
         expires_at: None,
         stream: false,
         traceparent: None,
+        task: tritmill_queue::Task::Generate,
+        echo: serde_json::Map::new(),
         custom_id: None,
     }
 }

@@ -171,7 +171,11 @@ fn invalid_requests_are_refused_with_the_field() {
         assert!(error.to_string().contains(message), "{error}");
     };
     refused(&|r| r.prompt.clear(), "prompt", "empty");
-    refused(&|r| r.prompt = vec![1; CONTEXT], "prompt", "200 tokens, the context holds 200");
+    refused(
+        &|r| r.prompt = vec![1; CONTEXT],
+        "prompt",
+        "200 tokens, but this model's maximum context length is 200",
+    );
     refused(&|r| r.prompt = vec![1; 65], "prompt", "65 tokens, the KV cache holds 64");
     refused(&|r| r.prompt[3] = VOCAB as u32, "prompt", "token 48, the vocabulary has 48");
     refused(&|r| r.sampling.stop_tokens = vec![99], "stop_tokens", "token 99");

@@ -19,12 +19,12 @@ use uuid::Uuid;
 use super::{
     PostgresStore,
     calls::query,
-    history, idempotency,
+    claims, history, idempotency,
     rows::{self, milliseconds},
     settings, tenants, workers,
 };
 use crate::{
-    job::Tenant,
+    job::{JobId, Tenant},
     store::{
         StoreError,
         maintenance::{ErasedJobs, Maintained, Maintenance},
@@ -69,6 +69,10 @@ impl Maintenance for PostgresStore {
 
     async fn erase_jobs(&self, tenant: &Tenant) -> Result<ErasedJobs, StoreError> {
         tenants::erase_jobs(self, tenant).await
+    }
+
+    async fn delete_jobs(&self, ids: &[JobId]) -> Result<u64, StoreError> {
+        claims::delete(self, ids).await
     }
 }
 

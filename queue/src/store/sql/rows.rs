@@ -169,6 +169,8 @@ pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
         expires_at: None,
         stream: false,
         traceparent: None,
+        task: crate::job::Task::Generate,
+        echo: serde_json::Map::new(),
         custom_id: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))

@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
-use tritmill_queue::{JobEvent, store::workers::Directive};
+use tritmill_queue::store::workers::Directive;
 
 use super::{
     io::{Command, Input},
     shutdown::Shutdown,
     state::{CHECKPOINT_INTERVAL, Core, FLUSH_WAIT},
+    streamed::StreamedChoice,
 };
 use crate::{engine_thread::Report, worker::error::WorkerError};
 
@@ -150,8 +151,14 @@ impl Core {
                     claim.first_token_at = Some(at);
                 }
             }
-            Report::Text(held, choice, text) => {
-                self.publish(held.id, JobEvent::Delta { choice, text });
+            Report::Text(held, choice, text, logprobs) => {
+                let Some(claim) = self.in_flight.get_mut(held) else { return };
+                let layout = &claim.expected.layout;
+                let streamed = claim.streamed.entry(choice);
+                let streamed = streamed.or_insert_with(|| StreamedChoice::new(choice, layout));
+                for event in streamed.push(&text, logprobs) {
+                    self.publish(held.id, event);
+                }
             }
         }
     }

@@ -10,7 +10,8 @@ use tritmill_queue::{
     Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt, trace::mark_failed,
 };
 
-use super::io::Commit;
+use super::{io::Commit, streamed::StreamedChoice};
+use crate::translate::Expected;
 
 /// The lease of a claim.
 #[derive(Debug, Clone)]
@@ -31,6 +32,10 @@ pub(super) struct RunningClaim {
     /// Index of the device that runs it.
     pub device: usize,
     pub prompt: Prompt,
+    /// What is done with its answers.
+    pub expected: Expected,
+    /// Text of its choices that was published, by choice.
+    pub streamed: BTreeMap<u32, StreamedChoice>,
     /// Tokens that the job counts as in the backlog.
     cost: u32,
     /// Choices it asked for: the slots it takes.
@@ -137,6 +142,8 @@ impl InFlight {
             lease,
             device,
             prompt: claim.job.prompt.clone(),
+            expected: Expected::default(),
+            streamed: BTreeMap::new(),
             cost: claim.job.cost(),
             choices,
             first_token_at: None,

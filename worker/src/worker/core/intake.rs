@@ -1,6 +1,6 @@
 //! Takes jobs in: deliveries are pulled, claimed, turned into requests and given to the engines.
 
-use tritmill_queue::{Claim, ClaimRef, JobEvent, Outcome, Priority};
+use tritmill_queue::{Claim, ClaimRef, JobEvent, Priority};
 
 use super::{
     calls::ClaimCall,
@@ -8,7 +8,7 @@ use super::{
     io::{Answer, Command, Feed, Prepared, PullPlan, Pulled, Submission},
     state::{Core, FEW_WAIT, HIGH_INTERVAL, UNCOMMITTED_MAX},
 };
-use crate::worker::error::WorkerError;
+use crate::{translate::Work, worker::error::WorkerError};
 
 /// Deliveries of one entry from which its job counts as a suspect: workers that claimed it may have
 /// died before the store could know.
@@ -198,21 +198,21 @@ impl Core {
         if self.shutdown.is_closing() {
             return;
         }
-        for Prepared { held, stream, requests } in prepared {
+        for Prepared { held, stream, work } in prepared {
             let Some(device) = self.in_flight.get(held).map(|claim| claim.device) else { continue };
             let has_room = self.devices.takes_another(device, &self.in_flight, self.now);
             let Some(claim) = self.in_flight.get_mut(held) else { continue };
-            match requests {
+            match work {
                 // It was on its way when the device failed.
                 _ if !has_room => {
                     self.in_flight.end(held, Disposition::HandBack, self.now);
                 }
-                Err(error) => {
-                    let outcome = Outcome::Error(error);
+                Err(outcome) => {
                     self.in_flight.end(held, Disposition::Record(outcome), self.now);
                 }
-                Ok(requests) => {
+                Ok(Work { requests, expected }) => {
                     claim.submitted = true;
+                    claim.expected = expected;
                     let stream = stream && self.has_events;
                     self.commands.push(Command::Submit(Submission {
                         device,

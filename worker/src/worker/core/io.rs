@@ -2,12 +2,13 @@
 
 use tritmill_engine::Request;
 use tritmill_queue::{
-    Claim, ClaimRef, Delivery, FinishedAttempt, JobError, JobEvent, JobId, Priority, Settled,
+    Claim, ClaimRef, Delivery, FinishedAttempt, JobEvent, JobId, Outcome, Priority, Settled,
     store::workers::Directive,
 };
 
 use crate::{
     engine_thread::Report,
+    translate::Work,
     worker::{committed::Committed, error::WorkerError},
 };
 
@@ -127,13 +128,12 @@ pub(in crate::worker) struct Pulled {
     pub deliveries: Answer<Vec<Delivery>>,
 }
 
-/// A claim, whether its job streams, and its engine requests, one for each prompt, or the reason why the job has
-/// none.
+/// A claim, whether its job streams, and its work for the engine, or the outcome of a job that has none.
 #[derive(Debug)]
 pub(in crate::worker) struct Prepared {
     pub held: ClaimRef,
     pub stream: bool,
-    pub requests: Result<Vec<Request>, JobError>,
+    pub work: Result<Work, Outcome>,
 }
 
 /// The requests of a job for the engine of a device.

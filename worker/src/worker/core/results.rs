@@ -17,11 +17,12 @@ impl Core {
     pub(super) fn handle_end(&mut self, device: usize, held: ClaimRef, end: End) {
         self.record_device_result(device, &end);
         let Some(claim) = self.in_flight.get(held) else { return };
-        let disposition = match translate::outcome(&self.served, &claim.prompt, end) {
-            Some(outcome) => Disposition::Record(outcome.readable()),
-            None if claim.hand_back => Disposition::HandBack,
-            None => Disposition::Forget,
-        };
+        let disposition =
+            match translate::outcome(&self.served, (&claim.prompt, &claim.expected), end) {
+                Some(outcome) => Disposition::Record(outcome.readable()),
+                None if claim.hand_back => Disposition::HandBack,
+                None => Disposition::Forget,
+            };
         self.in_flight.end(held, disposition, self.now);
     }
 

@@ -51,6 +51,8 @@ fn job(number: u128) -> Job {
         expires_at: None,
         stream: false,
         traceparent: None,
+        task: tritmill_queue::Task::Generate,
+        echo: serde_json::Map::new(),
         custom_id: None,
     }
 }

@@ -226,9 +226,9 @@ async fn prepare(served: &Arc<ServedModel>, claims: Vec<Claim>, limit: Duration)
         let (served, rest, first) = (Arc::clone(served), Arc::clone(&claims), done.len());
         tokio::task::spawn_blocking(move || {
             for claim in &rest[first..] {
-                let requests = translate::requests(&served, claim);
+                let work = translate::work(&served, claim);
                 let (held, stream) = (claim.claim_ref(), claim.job.stream);
-                if sender.blocking_send(Prepared { held, stream, requests }).is_err() {
+                if sender.blocking_send(Prepared { held, stream, work }).is_err() {
                     return;
                 }
             }
@@ -239,7 +239,7 @@ async fn prepare(served: &Arc<ServedModel>, claims: Vec<Claim>, limit: Duration)
         if let Some(claim) = claims.get(done.len()) {
             let (held, stream) = (claim.claim_ref(), claim.job.stream);
             tracing::error!(job = %held.id, "its prompt cannot be prepared");
-            done.push(Prepared { held, stream, requests: Err(unprepared(limit)) });
+            done.push(Prepared { held, stream, work: Err(Outcome::Error(unprepared(limit))) });
         }
     }
     done

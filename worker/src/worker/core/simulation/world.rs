@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     Metrics, ServedModel,
+    translate::Work,
     worker::{Mode, WorkerConfig},
 };
 
@@ -341,7 +342,7 @@ impl World {
                 let prepared = claims.iter().map(|claim| Prepared {
                     held: claim.claim_ref(),
                     stream: false,
-                    requests: Ok(vec![Request::default()]),
+                    work: Ok(Work { requests: vec![Request::default()], ..Work::default() }),
                 });
                 let input = Input::Prepared(prepared.collect());
                 let call = self.call(worker, None);

@@ -1,0 +1,88 @@
+//! `/tokenize` and `/detokenize`, vLLM's: a worker has the model's tokenizer, so that they are jobs, too.
+
+use axum::Json;
+use serde_json::{Map, Value, json};
+use tritmill_client::{Endpoint, Fields, parse_body};
+use tritmill_queue::{Completion, Prompt, Task};
+
+use super::{
+    call::{self, CallContext},
+    schemas::{DetokenizeRequest, Detokenized, TokenizeRequest, TokenizedText},
+    time_limit::TimeLimit,
+};
+use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, request_trace::JobParent};
+
+/// Returns the tokens of a text or of a conversation.
+#[utoipa::path(post, path = "/tokenize", tag = "completions", request_body = TokenizeRequest,
+    responses((status = 200, description = "The tokens", body = TokenizedText)))]
+pub(crate) async fn tokenize(
+    Call { app, caller }: Call,
+    parent: JobParent,
+    limit: TimeLimit,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> JsonResult<Value> {
+    let endpoint =
+        if body.contains_key("messages") { Endpoint::Chat } else { Endpoint::Completions };
+    let mut fields = Fields::new(body, "");
+    let special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+    let generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+    let has_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
+    let task = Task::Tokenize { special, generation_prompt };
+    let body = parse_body(endpoint, fields.rest())?;
+    let completion = ask(app, caller, (parent, limit), Asked { task, body }).await?;
+    let Some(tokenized) = completion.tokenized else {
+        // A worker of an earlier release answers every job with text.
+        return Err(ApiError::conflict("not_supported", "the model's worker cannot tokenize"));
+    };
+    Ok(Json(json!({
+        "count": tokenized.tokens.len(),
+        "max_model_len": tokenized.context_length,
+        "tokens": tokenized.tokens,
+        "token_strs": has_texts.then_some(tokenized.texts),
+    })))
+}
+
+/// Returns the text of tokens.
+#[utoipa::path(post, path = "/detokenize", tag = "completions", request_body = DetokenizeRequest,
+    responses((status = 200, description = "The text", body = Detokenized)))]
+pub(crate) async fn detokenize(
+    Call { app, caller }: Call,
+    parent: JobParent,
+    limit: TimeLimit,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> JsonResult<Value> {
+    let mut fields = Fields::new(body, "");
+    let tokens = fields.take("tokens").ok_or_else(|| ApiError::missing_field("tokens"))?;
+    let is_list = |items: &Vec<Value>| items.iter().all(Value::is_number);
+    if !tokens.as_array().is_some_and(is_list) {
+        return Err(
+            ApiError::invalid("invalid_type", "tokens must be an array of token ids").at("tokens")
+        );
+    }
+    fields.put("prompt", tokens);
+    let mut body = parse_body(Endpoint::Completions, fields.rest())?;
+    if !matches!(body.prompt, Prompt::Tokens(_)) {
+        body.prompt = Prompt::Tokens(Vec::new());
+    }
+    let asked = Asked { task: Task::Detokenize, body };
+    let completion = ask(app, caller, (parent, limit), asked).await?;
+    let text = completion.choices.first().map(|choice| choice.text.as_str());
+    Ok(Json(json!({ "prompt": text.unwrap_or_default() })))
+}
+
+/// A job that is answered without an engine.
+struct Asked {
+    task: Task,
+    body: tritmill_client::Body,
+}
+
+async fn ask(
+    app: App,
+    caller: Caller,
+    (JobParent(traceparent), TimeLimit(limit)): (JobParent, TimeLimit),
+    Asked { task, body }: Asked,
+) -> Result<Completion, ApiError> {
+    let echo = Map::new();
+    let context = CallContext { caller, traceparent, limit, stream: false, task, echo };
+    call::submit(app, context, body).await?.completion().await
+}
