@@ -13,7 +13,8 @@ use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tritmill_admin::{
-    App, Bounds, CallerLimits, Driver, Limits, Models, Secret, Tls, Watch, Webhooks, router,
+    App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Secret, Settings, Site, Tls,
+    Watch, Webhooks, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
 
@@ -142,6 +143,23 @@ pub struct LimitOptions {
     /// request to begin and its head to arrive, twice as long for the client to read
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = worker::seconds)]
     client_timeout: f64,
+    #[command(flatten)]
+    site: SiteOptions,
+}
+
+/// Where the service is on the web.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "HTTP API")]
+pub struct SiteOptions {
+    /// Site whose scripts may call the API, such as https://chat.example; may be given several times; `*` is every site
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<CrossOrigin>,
+}
+
+impl SiteOptions {
+    fn site(&self) -> Site {
+        Site { public_url: None, cross_origins: self.cors_origin.clone() }
+    }
 }
 
 /// Parses a number of connections.
@@ -162,8 +180,13 @@ impl LimitOptions {
         }
     }
 
+    /// Returns the settings of a service with these bounds.
+    pub fn settings(&self, bounds: &Bounds) -> Settings {
+        Settings { limits: self.limits(bounds), site: self.site.site() }
+    }
+
     /// Returns the limits of a service with these bounds.
-    pub fn limits(&self, bounds: &Bounds) -> Limits {
+    fn limits(&self, bounds: &Bounds) -> Limits {
         let callers = CallerLimits::of_connections(bounds.connections);
         let per_key = self.max_requests_per_key.map_or(callers.requests_per_key, NonZeroUsize::get);
         Limits {
@@ -232,11 +255,11 @@ impl Running {
 }
 
 /// Returns the service over Postgres and Redis.
-pub async fn with_servers(servers: ServerUrls<'_>, limits: Limits) -> anyhow::Result<App> {
+pub async fn with_servers(servers: ServerUrls<'_>, settings: Settings) -> anyhow::Result<App> {
     let store = servers.store_with(CONNECTIONS).await?;
     let client = Client::from_servers(store.clone(), servers.dispatcher().await?);
     let models = Models::registered(store.clone());
-    Ok(App::new(client, store, models, limits))
+    Ok(App::new(client, store, models, settings))
 }
 
 /// Writes the first key to a file that only its owner can read. It is in no other place but the log, so a file that cannot be
@@ -302,7 +325,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
         let tls = arguments.tls.tls()?;
         let bounds = arguments.limits.bounds();
-        let app = with_servers(servers, arguments.limits.limits(&bounds)).await?;
+        let app = with_servers(servers, arguments.limits.settings(&bounds)).await?;
         let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
         let running = start(app, arguments.listen, tls, bounds, key_file).await?;
         if arguments.json {

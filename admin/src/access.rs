@@ -4,14 +4,14 @@ use axum::{
     extract::{FromRequestParts, Request, State},
     http::{Extensions, HeaderMap, header, request::Parts},
     middleware::Next,
-    response::Response,
+    response::{IntoResponse as _, Response},
 };
 use tritmill_queue::Tenant;
 use uuid::Uuid;
 
 use crate::{
     ApiError, App, Exchange, Peer, Secret,
-    store::{ApiKey, KeyRole},
+    store::{ApiKey, KeyHash, KeyRole},
 };
 
 /// What a route requires of its caller.
@@ -79,29 +79,48 @@ impl FromRequestParts<App> for Call {
 /// Passes a request on if its key has the role, with the [`Caller`] in its extensions.
 pub(crate) async fn require_key(
     State((app, role)): State<(App, KeyRole)>,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let caller = caller(&app, request.headers(), request.extensions()).await?;
-    if caller.role < role {
-        return Err(ApiError::forbidden(role));
-    }
-    let tenant = caller.tenant.clone();
-    request.extensions_mut().insert(caller);
-    let response = next.run(request).await;
+    let (secret, key) = key(&app, request.headers(), request.extensions()).await?;
+    let (id, tenant) = (key.id, key.tenant.clone());
+    let mut response = match admit(&app, secret, key, role, &request) {
+        Ok(caller) => pass_on(caller, request, next).await,
+        Err(error) => error.into_response(),
+    };
     app.metrics.refusals.count_response(&response, &tenant);
+    app.rate_limiter.describe(id, response.headers_mut());
     Ok(response)
 }
 
-/// Returns the caller of a request, if its key is valid and within its limits.
-async fn caller(
+async fn pass_on(caller: Caller, mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+/// Returns the caller with this key, if the key has the role and is within its limits.
+fn admit(
+    app: &App,
+    secret: KeyHash,
+    key: ApiKey,
+    role: KeyRole,
+    request: &Request,
+) -> Result<Caller, ApiError> {
+    let exchange = request.extensions().get::<Exchange>().ok_or_else(ApiError::unauthorized)?;
+    app.rate_limiter.admit(secret, key.id, exchange)?;
+    match key.role >= role {
+        true => Ok(key.into()),
+        false => Err(ApiError::forbidden(role)),
+    }
+}
+
+/// Returns the key of a request and the hash of its secret, if it is valid.
+async fn key(
     app: &App,
     headers: &HeaderMap,
     extensions: &Extensions,
-) -> Result<Caller, ApiError> {
-    let of_server = ApiError::unauthorized;
-    let peer = *extensions.get::<Peer>().ok_or_else(of_server)?;
-    let exchange = extensions.get::<Exchange>().ok_or_else(of_server)?;
+) -> Result<(KeyHash, ApiKey), ApiError> {
+    let peer = *extensions.get::<Peer>().ok_or_else(ApiError::unauthorized)?;
     let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let secret = header
         .and_then(|value| value.split_once(' '))
@@ -115,11 +134,11 @@ async fn caller(
     let secret = secret.hash();
     app.rate_limiter.admit_secret(&secret, peer)?;
     let read = async || Ok(app.store.key(&secret).await?);
-    let Some(key) = app.key_reads.key(&secret, read).await? else {
-        app.rate_limiter.forget(&secret);
-        return Err(ApiError::unauthorized());
-    };
-    let admitted = app.rate_limiter.admit(secret, key.id, exchange);
-    admitted.inspect_err(|error| app.metrics.refusals.count_error(error, &key.tenant))?;
-    Ok(key.into())
+    match app.key_reads.key(&secret, read).await? {
+        Some(key) => Ok((secret, key)),
+        None => {
+            app.rate_limiter.forget(&secret);
+            Err(ApiError::unauthorized())
+        }
+    }
 }

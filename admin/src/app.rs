@@ -19,6 +19,7 @@ use crate::{
     new_key,
     rate_limits::RateLimiter,
     refusals::Limit,
+    site::Site,
     store::{FrontStore, KeyRole},
     throttle::Throttle,
 };
@@ -66,6 +67,15 @@ impl Default for Limits {
     }
 }
 
+/// Settings of a service.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Limits on what callers may request.
+    pub limits: Limits,
+    /// Where the service is on the web.
+    pub site: Site,
+}
+
 /// The state shared by all requests and background tasks; cheap to clone.
 #[derive(Clone)]
 pub struct App(Arc<State>);
@@ -78,6 +88,7 @@ pub struct State {
     pub(crate) job_waiter: JobWaiter,
     pub(crate) abandoned_jobs: AbandonedJobs,
     pub(crate) limits: Limits,
+    pub(crate) site: Site,
     streams: Arc<Semaphore>,
     /// Dashboard pages that update live.
     pub(crate) live_pages: Arc<Semaphore>,
@@ -106,7 +117,13 @@ impl Deref for App {
 
 impl App {
     /// A service over `store`, to which `client` submits. Must be called within a Tokio runtime.
-    pub fn new(client: Client, store: Arc<dyn FrontStore>, models: Models, limits: Limits) -> Self {
+    pub fn new(
+        client: Client,
+        store: Arc<dyn FrontStore>,
+        models: Models,
+        settings: Settings,
+    ) -> Self {
+        let Settings { limits, site } = settings;
         let metrics = Metrics::new(client.connections());
         let client = client.measured(&metrics.calls);
         let store: Arc<dyn FrontStore> = Arc::new(MeasuredStore::new(store, &metrics.calls));
@@ -117,6 +134,7 @@ impl App {
             store,
             models,
             limits,
+            site,
             streams: Arc::new(Semaphore::new(limits.streams_max)),
             live_pages: Arc::new(Semaphore::new(LIVE_PAGES_MAX)),
             logins: Throttle::new(LOGINS, LOGIN_REFILL),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
@@ -17,6 +17,8 @@ use crate::{refusals::Limit, store::KeyRole};
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
 const INVALID: &str = "invalid_request_error";
+/// Tells OpenAI's clients whether to send the request again. Without it they repeat all of 408, 409, 429 and 5xx.
+pub(crate) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The body of every failed request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -159,6 +161,12 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, "too_large", message)
     }
 
+    /// A range that a file does not have.
+    pub fn invalid_range(message: String) -> Self {
+        let status = StatusCode::RANGE_NOT_SATISFIABLE;
+        Self::new(status, INVALID, "invalid_range", message).at("Range")
+    }
+
     /// A body that did not arrive in time.
     pub fn request_timeout() -> Self {
         let message = "the request did not arrive in time";
@@ -229,6 +237,14 @@ impl ApiError {
         Some(HeaderValue::from(seconds.max(1)))
     }
 
+    /// The value of [`SHOULD_RETRY`]: `true` where the same request may succeed later, `false` where it would repeat
+    /// finished or pointless work; `None` where no client repeats it anyway.
+    fn should_retry(&self) -> Option<HeaderValue> {
+        let is_repeated = matches!(self.status.as_u16(), 408 | 409 | 429 | 500..);
+        let may_succeed = self.retry_after.is_some() || self.status == StatusCode::REQUEST_TIMEOUT;
+        is_repeated.then(|| HeaderValue::from_static(if may_succeed { "true" } else { "false" }))
+    }
+
     /// The body, which is also sent within streams.
     pub fn body(self) -> ErrorResponse {
         ErrorResponse { error: *self.detail }
@@ -244,9 +260,13 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, retry_after, limit) = (self.status, self.retry_after(), self.limit);
+        let should_retry = self.should_retry();
         let mut response = (status, Json(self.body())).into_response();
         if let Some(wait) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, wait);
+        }
+        if let Some(should_retry) = should_retry {
+            response.headers_mut().insert(SHOULD_RETRY, should_retry);
         }
         if let Some(limit) = limit {
             response.extensions_mut().insert(limit);
@@ -330,6 +350,25 @@ mod tests {
             assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(response.headers()[header::RETRY_AFTER], "2");
         }
+    }
+
+    #[test]
+    fn only_what_may_succeed_later_is_to_be_repeated() {
+        let check = |error: ApiError, expect: Option<&str>| {
+            let what = error.to_string();
+            let response = error.into_response();
+            let told = response.headers().get(SHOULD_RETRY);
+            assert_eq!(told.map(|value| value.to_str().expect("ASCII")), expect, "{what}");
+        };
+        check(ApiError::busy("full"), Some("true"));
+        check(ApiError::request_timeout(), Some("true"));
+        check(ApiError::from(StoreError::Unavailable("away".into())), Some("true"));
+        check(ApiError::conflict("idempotency_conflict", "another request"), Some("false"));
+        check(ApiError::answer_timeout(), Some("false"));
+        let failed = JobError::new(tritmill_queue::ErrorKind::Engine, "engine_broken", "it broke");
+        check(ApiError::job_failed(&failed), Some("false"));
+        check(ApiError::missing_field("model"), None);
+        check(ApiError::unauthorized(), None);
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Readiness {
     }
 }
 
-/// Counts a request by its route and status, and runs it in a span.
+/// Counts a request by its route and status, runs it in a span, and adds its id to the response.
 pub(crate) async fn count_request(
     State(app): State<App>,
     request: Request,
@@ -88,8 +88,10 @@ pub(crate) async fn count_request(
 ) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map_or("none", MatchedPath::as_str);
-    let span = request_trace::span(&request, route);
-    let response = next.run(request).instrument(span.clone()).await;
+    let id = request_trace::id(request.headers());
+    let span = request_trace::span(&request, route, &id);
+    let mut response = next.run(request).instrument(span.clone()).await;
+    response.headers_mut().insert(request_trace::REQUEST_ID, id);
     let status = response.status();
     request_trace::end(&span, status);
     app.metrics.count_request(route, status.as_u16());

@@ -4,6 +4,7 @@ mod answer;
 pub(crate) mod batches;
 mod call;
 pub(crate) mod completions;
+pub(crate) mod file_content;
 pub(crate) mod files;
 mod follow;
 mod list;

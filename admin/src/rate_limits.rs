@@ -14,6 +14,7 @@ use std::{
 use axum::{
     Extension,
     extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue},
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
@@ -30,6 +31,13 @@ const BURST_S: u32 = 5;
 const KNOWN_FOR: Duration = Duration::from_secs(60);
 /// Most secrets in memory.
 const KNOWN_MAX: usize = 16_384;
+
+/// Headers with the rate of a key's requests, named as OpenAI names them.
+pub(crate) const RATE_HEADERS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+];
 
 /// Limits on callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +141,18 @@ impl RateLimiter {
         })
     }
 
+    /// Adds to a response how many requests a key may send at once, how many of them are left, and when all will
+    /// be, if its rate is limited.
+    pub fn describe(&self, key: Uuid, headers: &mut HeaderMap) {
+        let Some(keys) = &self.keys else { return };
+        let left = keys.left(&key, Instant::now());
+        let texts = [left.most.to_string(), left.tries.to_string(), duration_text(left.full_in)];
+        for (name, text) in RATE_HEADERS.into_iter().zip(texts) {
+            let value = HeaderValue::try_from(text).expect("digits and units are visible ASCII");
+            headers.insert(name, value);
+        }
+    }
+
     fn remember(&self, secret: KeyHash, now: Instant) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= KNOWN_MAX && !known.contains_key(&secret) {
@@ -157,6 +177,18 @@ impl RateLimiter {
         }
         *count += 1;
         Some(Running { key, counts: Arc::clone(&self.running) })
+    }
+}
+
+/// Writes a duration as OpenAI does: `20ms`, `1s`, `6m0s`. Rounds up.
+fn duration_text(duration: Duration) -> String {
+    let ms = duration.as_nanos().div_ceil(1_000_000);
+    if ms < 1000 {
+        return format!("{ms}ms");
+    }
+    match ms.div_ceil(1000) {
+        seconds @ ..60 => format!("{seconds}s"),
+        seconds => format!("{}m{}s", seconds / 60, seconds % 60),
     }
 }
 
@@ -198,6 +230,18 @@ mod tests {
         gate.forget(&valid);
         assert!(gate.admit_secret(&valid, peer).is_err());
         assert_eq!(gate.metrics.refusals(tritmill_http::Limit::StrangerRate), 2);
+    }
+
+    #[test]
+    fn durations_have_the_form_of_openai() {
+        let check = |ms, text| assert_eq!(duration_text(Duration::from_millis(ms)), text);
+        check(0, "0ms");
+        check(20, "20ms");
+        check(999, "999ms");
+        check(1000, "1s");
+        check(1001, "2s");
+        check(360_000, "6m0s");
+        assert_eq!(duration_text(Duration::from_nanos(1)), "1ms");
     }
 
     #[test]

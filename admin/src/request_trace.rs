@@ -1,26 +1,46 @@
 //! The trace of a request: its span is a child of the caller's, which the header `traceparent` names, and the
-//! parent of the spans of its jobs.
+//! parent of the spans of its jobs. Every response has the id of its request, and so has every log line of it.
 
 use std::convert::Infallible;
 
 use axum::{
     extract::{FromRequestParts, Request},
-    http::{HeaderMap, StatusCode, request::Parts},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request::Parts},
 };
 use tracing::{Span, field::Empty};
 use tritmill_queue::{TraceParent, trace::mark_failed};
+use uuid::Uuid;
 
 use crate::access::is_health_check;
 
+/// Name of the header with the id of a request.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Most characters of an id that a caller chose.
+const ID_CHARS_MAX: usize = 128;
+
+/// Returns the id of a request: the caller's, if it is visible ASCII of at most [`ID_CHARS_MAX`] characters, or a
+/// new one.
+pub(crate) fn id(headers: &HeaderMap) -> HeaderValue {
+    let given = headers.get(REQUEST_ID).filter(|value| {
+        let text = value.as_bytes();
+        (1..=ID_CHARS_MAX).contains(&text.len()) && text.iter().all(u8::is_ascii_graphic)
+    });
+    given.cloned().unwrap_or_else(|| {
+        let id = format!("req_{}", Uuid::now_v7().as_simple());
+        HeaderValue::try_from(id).expect("hexadecimal digits are visible ASCII")
+    })
+}
+
 /// Returns the span of a request; disabled for health checks and scrapes, of which there are many. A span
-/// has the pattern of the path, never its values.
-pub(crate) fn span(request: &Request, route: &str) -> Span {
+/// has the pattern of the path, never its values. Its level lets every log line of the request have its id.
+pub(crate) fn span(request: &Request, route: &str, id: &HeaderValue) -> Span {
     if is_health_check(route) || route == "/metrics" {
         return Span::none();
     }
-    let span = tracing::info_span!(
+    let span = tracing::error_span!(
         parent: None,
         "request",
+        request.id = id.to_str().unwrap_or_default(),
         otel.kind = "server",
         http.request.method = %request.method(),
         http.route = route,
@@ -61,6 +81,25 @@ fn of_headers(headers: &HeaderMap) -> Option<TraceParent> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sane_id_of_the_caller_is_kept() {
+        let of = |given: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(given) = given {
+                headers.insert(REQUEST_ID, HeaderValue::from_str(given).expect("a header"));
+            }
+            id(&headers).to_str().expect("ASCII").to_owned()
+        };
+        let longest = "x".repeat(ID_CHARS_MAX);
+        for sane in ["7", "trace/1:{a}", &longest] {
+            assert_eq!(of(Some(sane)), sane);
+        }
+        for odd in ["", "a b", "ü", &format!("{longest}x")] {
+            assert!(of(Some(odd)).starts_with("req_"), "{odd}");
+        }
+        assert_ne!(of(None), of(None));
+    }
 
     #[tokio::test]
     async fn job_continues_the_trace_of_its_caller() {

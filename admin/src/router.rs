@@ -10,7 +10,7 @@ use axum::{
 use percent_encoding::percent_decode_str;
 
 use crate::{
-    Access, ApiError, App, Peer, access, dashboard::guard, extract::drain, health, rate_limits,
+    Access, ApiError, App, Peer, access, cors, dashboard::guard, extract::drain, health, rate_limits,
     routes::ROUTES,
 };
 
@@ -43,6 +43,7 @@ pub fn router(app: App) -> Router {
         .fallback(unknown_url)
         .method_not_allowed_fallback(other_method)
         .layer(middleware::from_fn(check_head))
+        .layer(middleware::from_fn_with_state(app.clone(), cors::allow_sites))
         .layer(middleware::from_fn(add_security_headers))
         .layer(middleware::from_fn_with_state(app.clone(), health::count_request))
         .with_state(app)

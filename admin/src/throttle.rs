@@ -20,6 +20,17 @@ pub(crate) struct Throttle<K> {
     times: Mutex<Times<K>>,
 }
 
+/// What is left of a key's tries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Tries that the key has when all are back.
+    pub most: u32,
+    /// Tries that it has now.
+    pub tries: u32,
+    /// Time until it has all of them.
+    pub full_in: Duration,
+}
+
 struct Times<K> {
     full_at: HashMap<K, Instant>,
     swept: Option<Instant>,
@@ -57,6 +68,16 @@ impl<K: Eq + Hash> Throttle<K> {
         }
         Ok(())
     }
+
+    /// Returns what is left of a key's tries.
+    pub fn left(&self, key: &K, now: Instant) -> Left {
+        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let full_at = times.full_at.get(key).copied().unwrap_or(now);
+        let full_in = full_at.saturating_duration_since(now);
+        let used = full_in.as_nanos().div_ceil(self.refill.as_nanos().max(1));
+        let tries = self.burst.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX));
+        Left { most: self.burst, tries, full_in }
+    }
 }
 
 #[cfg(test)]
@@ -74,6 +95,12 @@ mod tests {
             assert_eq!(throttle.admit(one, now), Ok(()));
         }
         assert_eq!(throttle.admit(one, now), Err(refill));
+        let left = Left { most: burst, tries: 0, full_in: refill * burst };
+        assert_eq!(throttle.left(&one, now), left);
+        let left = Left { tries: 1, full_in: refill * (burst - 1), ..left };
+        assert_eq!(throttle.left(&one, now + refill), left);
+        let left = Left { tries: burst, full_in: Duration::ZERO, ..left };
+        assert_eq!(throttle.left(&two, now), left);
         assert_eq!(throttle.admit(two, now), Ok(()), "another address is not limited");
         assert_eq!(throttle.admit(one, now + refill), Ok(()));
         assert_eq!(throttle.admit(one, now + refill), Err(refill));

@@ -12,6 +12,8 @@ mod drivers;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/fleet.rs"]
 mod fleet;
+mod files;
+mod headers;
 mod hostile;
 mod hostile_crowd;
 mod kv_peers;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use askama::Template;
 use axum::{
     extract::{Path, Query},
-    http::{HeaderValue, header::CONTENT_DISPOSITION},
+    http::{HeaderMap, HeaderValue, header::CONTENT_DISPOSITION},
 };
 use serde::Deserialize;
 use tritmill_queue::{Tenant, Timestamp, store::Page};
@@ -14,7 +14,7 @@ use tritmill_queue::{Tenant, Timestamp, store::Page};
 use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
 use crate::{
     ApiError, App, Caller,
-    openai::{batches, files},
+    openai::{batches, file_content, files},
     operator::batches as all_batches,
     store::{
         Batch, BatchId, BatchState, FileId, batches::BatchFilter, files::StoredFile,
@@ -245,9 +245,13 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> PageResult {
 }
 
 /// Downloads a file.
-pub(crate) async fn download(visit: Visit, Path(id): Path<String>) -> PageResult {
+pub(crate) async fn download(
+    visit: Visit,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> PageResult {
     let file = files::find(&visit.app, &visit.caller.tenant, &id).await?;
-    let mut response = files::download(&visit.app, &file);
+    let mut response = file_content::respond(&visit.app, &file, &headers);
     response.headers_mut().insert(CONTENT_DISPOSITION, disposition(&file));
     Ok(response)
 }

@@ -6,16 +6,15 @@ use axum::{
     Extension, Json,
     body::Body,
     extract::Path,
-    http::{HeaderMap, HeaderValue, header},
-    response::{IntoResponse as _, Response},
+    http::HeaderMap,
+    response::Response,
 };
-use bytes::Bytes;
-use futures_util::stream;
 use serde::Serialize;
-use tritmill_queue::{StoreError, Tenant, Timestamp, store::Page};
+use tritmill_queue::{Tenant, Timestamp, store::Page};
 use utoipa::ToSchema;
 
 use super::{
+    file_content,
     list::{List, ListQuery},
     multipart::{Form, Part},
     schemas::Upload,
@@ -23,7 +22,7 @@ use super::{
 use crate::{
     ApiError, App, Call, Exchange, FileWriter, JsonResult, QueryParams,
     store::{
-        FileId, FrontStore,
+        FileId,
         files::{FileDeletion, FilePurpose, StoredFile},
     },
 };
@@ -214,31 +213,24 @@ pub(crate) async fn one(Call { app, caller }: Call, Path(id): Path<String>) -> J
     Ok(Json(find(&app, &caller.tenant, &id).await?.into()))
 }
 
-/// Returns the content of a file.
-#[utoipa::path(get, path = "/v1/files/{id}/content", tag = "files", params(("id" = String, Path)),
-    responses((status = 200, description = "The content", content_type = "application/octet-stream")))]
+/// Returns the content of a file, or one range of it.
+#[utoipa::path(get, path = "/v1/files/{id}/content", tag = "files",
+    params(("id" = String, Path),
+        ("Range" = Option<String>, Header, description = "One range of bytes, such as `bytes=0-1023`"),
+        ("If-Range" = Option<String>, Header,
+            description = "An `ETag`: with another one the whole content is sent, not the range"),
+        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of content that the caller has")),
+    responses(
+        (status = 200, description = "The content, compressed if `Accept-Encoding` has `gzip`",
+            content_type = "application/octet-stream"),
+        (status = 206, description = "The range", content_type = "application/octet-stream"),
+        (status = 304, description = "The caller has the content")))]
 pub(crate) async fn content(
     Call { app, caller }: Call,
     Path(id): Path<String>,
+    headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    Ok(download(&app, &find(&app, &caller.tenant, &id).await?))
-}
-
-/// Streams the content of a file as a response.
-pub(crate) fn download(app: &App, file: &StoredFile) -> Response {
-    let start = (Arc::clone(&app.store), file.id, 0);
-    let chunks = stream::try_unfold(start, async |next| {
-        let (store, id, number): (Arc<dyn FrontStore>, FileId, u32) = next;
-        let chunk = store.chunk(id, number).await?;
-        Ok::<_, StoreError>(chunk.map(|chunk| (Bytes::from(chunk), (store, id, number + 1))))
-    });
-    let mut response = Body::from_stream(chunks).into_response();
-    let headers = response.headers_mut();
-    let kind = HeaderValue::from_static("application/octet-stream");
-    headers.insert(header::CONTENT_TYPE, kind);
-    // Lets clients detect a download that broke off.
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(file.size_bytes));
-    response
+    Ok(file_content::respond(&app, &find(&app, &caller.tenant, &id).await?, &headers))
 }
 
 /// A deleted file.
