@@ -31,11 +31,7 @@ pub(crate) async fn allow_sites(State(app): State<App>, request: Request, next: 
         return next.run(request).await;
     }
     let allowed = allowed(&app.site, request.headers());
-    let asks = |name: HeaderName| request.headers().contains_key(name);
-    let is_preflight = request.method() == Method::OPTIONS
-        && asks(header::ORIGIN)
-        && asks(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = match is_preflight {
+    let mut response = match is_preflight(&request) {
         true => preflight(request.headers()),
         false => next.run(request).await,
     };
@@ -46,6 +42,14 @@ pub(crate) async fn allow_sites(State(app): State<App>, request: Request, next: 
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     }
     response
+}
+
+/// Returns whether a browser asks what a request may have before it sends it.
+fn is_preflight(request: &Request) -> bool {
+    let has = |name: HeaderName| request.headers().contains_key(name);
+    request.method() == Method::OPTIONS
+        && has(header::ORIGIN)
+        && has(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// Returns the value of `Access-Control-Allow-Origin`, if the site that sent the request may read the response.

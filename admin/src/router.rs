@@ -10,8 +10,8 @@ use axum::{
 use percent_encoding::percent_decode_str;
 
 use crate::{
-    Access, ApiError, App, Peer, access, cors, dashboard::guard, extract::drain, health, rate_limits,
-    routes::ROUTES,
+    Access, ApiError, App, Peer, access, cors, dashboard::guard, extract::drain, health,
+    rate_limits, routes::ROUTES,
 };
 
 /// Returns the service: the API and the dashboard.

@@ -86,7 +86,9 @@ mod tests {
         check("https://Chat.example/", Some("https://chat.example"));
         check("https://chat.example:443", Some("https://chat.example"));
         check("http://127.0.0.1:3000", Some("http://127.0.0.1:3000"));
-        for wrong in ["", "*", "chat.example", "https://a/b", "https://a/?b", "https://u@a", "ftp://a"] {
+        for wrong in
+            ["", "*", "chat.example", "https://a/b", "https://a/?b", "https://u@a", "ftp://a"]
+        {
             check(wrong, None);
         }
         assert_eq!("*".parse(), Ok(CrossOrigin::Any));

@@ -1,6 +1,9 @@
 //! Downloads and uploads of files by clients that go on where they were, compress and repeat.
 
-use std::{io::Write as _, process::{Command, Stdio}};
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
 
 use crate::{
     fleet::Fleet,
@@ -23,8 +26,12 @@ fn content(caller: &Caller, method: &str, file: &str, headers: &str) -> Answer {
 
 /// Unpacks with the system's own program.
 fn unpacked(bytes: &[u8]) -> Vec<u8> {
-    let mut gzip =
-        Command::new("gzip").arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut gzip = Command::new("gzip")
+        .arg("-dc")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let (mut input, bytes) = (gzip.stdin.take().unwrap(), bytes.to_vec());
     let writing = std::thread::spawn(move || input.write_all(&bytes));
     let output = gzip.wait_with_output().unwrap();
@@ -55,7 +62,10 @@ fn content_is_sent_whole_in_ranges_compressed_or_not_at_all() {
     assert_eq!((part.status, part.body.as_slice()), (206, &whole[first..=last]));
     let expect = format!("bytes {first}-{last}/{}", whole.len());
     assert_eq!(part.header("content-range"), Some(&*expect));
-    assert_eq!((part.header("content-length"), part.header("content-encoding")), (Some("11"), None));
+    assert_eq!(
+        (part.header("content-length"), part.header("content-encoding")),
+        (Some("11"), None)
+    );
     assert_eq!(get("Range: bytes=-77\r\n").body, whole[2 << 20..]);
     assert_eq!(get(&format!("Range: bytes=9-\r\nIf-Range: {tag}\r\n")).status, 206);
     assert_eq!(get("Range: bytes=9-\r\nIf-Range: \"other\"\r\n").status, 200);
@@ -77,4 +87,31 @@ fn content_is_sent_whole_in_ranges_compressed_or_not_at_all() {
 
     let other = admin.with(&key(&fleet, "other", "read"));
     assert_eq!(content(&other, "GET", &file, &format!("If-None-Match: {tag}\r\n")).status, 404);
+}
+
+#[test]
+fn repeated_upload_with_one_key_creates_one_file() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let upload = |content: &str, key: &str| {
+        let body = format!(
+            "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--x\r\n\
+             Content-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n\
+             {content}\r\n--x--\r\n"
+        );
+        let headers = format!(
+            "Idempotency-Key: {key}\r\nContent-Type: multipart/form-data; boundary=x\r\n\
+             Content-Length: {}\r\n",
+            body.len()
+        );
+        caller.send((caller.head("POST", "/v1/files", &headers) + &body).as_bytes())
+    };
+    let first = upload("{}", "nightly").json();
+    assert_eq!(upload("{}", "nightly").json(), first);
+    let other = upload("{ }", "nightly");
+    assert_eq!(other.error(), (409, "idempotency_conflict".to_owned()));
+    assert_eq!(other.header("x-should-retry"), Some("false"));
+    assert_ne!(upload("{}", "weekly").json()["id"], first["id"]);
+    assert_eq!(fleet.rows(&["files"]), 2, "what was not needed is deleted");
 }

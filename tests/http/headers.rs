@@ -68,9 +68,7 @@ fn scripts_of_chosen_sites_may_call_the_api() {
     let fleet = Fleet::start();
     let closed = Admin::start(&fleet, &[]);
     let (first, ours) = (closed.first(), "Origin: https://chat.example\r\n");
-    let allowed = |answer: &Answer| {
-        answer.header("access-control-allow-origin").map(str::to_owned)
-    };
+    let allowed = |answer: &Answer| answer.header("access-control-allow-origin").map(str::to_owned);
     assert_eq!(allowed(&ask(&first, "GET", "/v1/models", ours)), None, "off by default");
 
     let sites = ["--cors-origin", "https://chat.example", "--cors-origin", "http://localhost:3000"];
@@ -94,13 +92,15 @@ fn scripts_of_chosen_sites_may_call_the_api() {
         assert!(exposed.contains("x-request-id"), "{exposed}");
         assert_eq!(answer.header("access-control-allow-credentials"), None);
     }
-    let other = ask(&stranger, "OPTIONS", path, &format!("Origin: https://evil.example\r\n{wanted}"));
+    let other =
+        ask(&stranger, "OPTIONS", path, &format!("Origin: https://evil.example\r\n{wanted}"));
     assert_eq!(allowed(&other), None);
     let plain = ask(&caller, "OPTIONS", path, "");
     assert_eq!((plain.status, plain.header("allow")), (204, Some("post")));
 
-    let open = Admin::start(&fleet, &["--cors-origin", "*"]).with(first.key());
-    assert_eq!(allowed(&ask(&open, "GET", "/v1/models", ours)).as_deref(), Some("*"));
+    let open = Admin::start(&fleet, &["--cors-origin", "*"]);
+    let everyone = open.with(first.key());
+    assert_eq!(allowed(&ask(&everyone, "GET", "/v1/models", ours)).as_deref(), Some("*"));
     let (code, _, stderr) = fleet.run(&["admin", "--cors-origin", "chat.example"]);
     assert_eq!(code, Some(2), "{stderr}");
 }

@@ -9,10 +9,10 @@ mod batches;
 mod beside;
 mod described;
 mod drivers;
+mod files;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/fleet.rs"]
 mod fleet;
-mod files;
 mod headers;
 mod hostile;
 mod hostile_crowd;
