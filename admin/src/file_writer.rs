@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
 use tritmill_queue::StoreError;
 
 use crate::store::{
@@ -14,6 +15,7 @@ pub(crate) struct FileWriter {
     store: Arc<dyn FrontStore>,
     file: StoredFile,
     chunk: Vec<u8>,
+    hasher: Sha256,
     number: u32,
     size_bytes: u64,
     finished: bool,
@@ -23,7 +25,8 @@ impl FileWriter {
     /// Creates a file.
     pub async fn begin(store: Arc<dyn FrontStore>, file: &StoredFile) -> Result<Self, StoreError> {
         let file = store.create_file(file).await?;
-        Ok(Self { store, file, chunk: Vec::new(), number: 0, size_bytes: 0, finished: false })
+        let (chunk, hasher) = (Vec::new(), Sha256::new());
+        Ok(Self { store, file, chunk, hasher, number: 0, size_bytes: 0, finished: false })
     }
 
     /// The file, as it was created.
@@ -36,9 +39,15 @@ impl FileWriter {
         self.size_bytes
     }
 
+    /// Hash of the bytes written so far.
+    pub fn sha256(&self) -> [u8; 32] {
+        self.hasher.clone().finalize().into()
+    }
+
     /// Appends bytes.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), StoreError> {
         self.size_bytes += bytes.len() as u64;
+        self.hasher.update(bytes);
         while !bytes.is_empty() {
             let room = FILE_CHUNK_BYTES - self.chunk.len();
             let (head, tail) = bytes.split_at(bytes.len().min(room));

@@ -7,6 +7,7 @@ pub(crate) mod completions;
 pub(crate) mod file_content;
 pub(crate) mod files;
 mod follow;
+mod idempotency;
 mod list;
 pub(crate) mod models;
 pub(crate) mod multipart;

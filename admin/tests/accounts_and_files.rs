@@ -11,7 +11,10 @@ use stores::{Rig, all};
 use tritmill_admin::store::{
     ApiKey, FileId, FrontStore as TestStore, KeyRole,
     audit::AuditEntry,
-    files::{FILE_CHUNK_BYTES, FileDeletion, FilePurpose, INCOMPLETE_MAX, StoredFile},
+    files::{
+        Completion, FILE_CHUNK_BYTES, FileDeletion, FilePurpose, INCOMPLETE_MAX, StoredFile,
+        UploadKey,
+    },
     sessions::SESSIONS_PER_KEY_MAX,
 };
 use tritmill_queue::{Tenant, Timestamp, store::Page};
@@ -131,6 +134,38 @@ async fn file_is_visible_to_its_tenant_from_completion_to_expiry() {
         assert_eq!(store.sweep_files().await.unwrap(), 0);
         rig.advance(INCOMPLETE_MAX + Duration::from_millis(1));
         assert_eq!(store.sweep_files().await.unwrap(), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn idempotency_key_has_one_file_while_it_is_there() {
+    all(async |rig: Rig| {
+        let (store, acme, hour) = (&rig.store, tenant("acme"), Duration::from_secs(3600));
+        let upload = async |owner: &Tenant, key: &str, request_hash: [u8; 32]| {
+            let until = store.now().await.unwrap().after(hour);
+            let new = StoredFile { size_bytes: 7, expires_at: Some(until), ..file(owner) };
+            store.create_file(&new).await.unwrap();
+            let key = UploadKey { key, request_hash: &request_hash };
+            (new.id, store.complete_file_once(&new, key).await.unwrap())
+        };
+        let (first, completed) = upload(&acme, "a", [1; 32]).await;
+        assert_eq!(completed, Completion::New);
+        assert_eq!(store.file(&acme, first).await.unwrap().unwrap().size_bytes, 7);
+        let (again, completed) = upload(&acme, "a", [1; 32]).await;
+        let Completion::Known(known) = completed else { panic!("{completed:?}") };
+        assert_eq!((known.id, known.size_bytes), (first, 7));
+        assert_eq!(store.file(&acme, again).await.unwrap(), None, "it is not completed");
+        assert_eq!(upload(&acme, "a", [2; 32]).await.1, Completion::Conflict);
+        assert_eq!(upload(&acme, "b", [2; 32]).await.1, Completion::New);
+        assert_eq!(upload(&tenant("other"), "a", [3; 32]).await.1, Completion::New);
+        store.delete_file(&acme, first).await.unwrap();
+        assert_eq!(upload(&acme, "a", [2; 32]).await.1, Completion::New, "its file was deleted");
+        rig.advance(hour);
+        assert_eq!(upload(&acme, "b", [4; 32]).await.1, Completion::New, "its file has expired");
+        let both = tokio::join!(upload(&acme, "c", [5; 32]), upload(&acme, "c", [5; 32]));
+        let news = [both.0.1, both.1.1].iter().filter(|end| **end == Completion::New).count();
+        assert_eq!(news, 1);
     })
     .await;
 }

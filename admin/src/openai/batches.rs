@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use self::request::NewBatch;
 use super::{
+    idempotency,
     list::{List, ListQuery},
     schemas::BatchRequest,
 };
@@ -27,8 +28,6 @@ use crate::{
 /// Batches of a list by default, and at most.
 const LIST_DEFAULT: u32 = 20;
 const LIST_MAX: u32 = 100;
-/// Most bytes of an idempotency key.
-const KEY_BYTES_MAX: usize = 255;
 
 /// A batch.
 #[derive(Serialize, ToSchema)]
@@ -190,25 +189,13 @@ pub(crate) async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> JsonResult<BatchView> {
-    let batch = create_batch(&app, &caller, body, idempotency_key(&headers)?).await?;
+    let batch = create_batch(&app, &caller, body, idempotency::key(&headers)?).await?;
     let secret = batch.webhook.as_ref().map(|webhook| webhook.secret.0.clone());
     let mut view = BatchView::from(batch);
     if let Some(webhook) = &mut view.webhook {
         webhook.secret = secret;
     }
     Ok(Json(view))
-}
-
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let is_valid = |text: &&str| (1..=KEY_BYTES_MAX).contains(&text.len());
-    match value.to_str().ok().filter(is_valid) {
-        Some(text) => Ok(Some(text.to_owned())),
-        None => {
-            let message = format!("Idempotency-Key must be 1 to {KEY_BYTES_MAX} ASCII characters");
-            Err(ApiError::invalid_value("Idempotency-Key", message))
-        }
-    }
 }
 
 /// Creates a batch, or returns the one that was created with the same idempotency key.
@@ -262,8 +249,7 @@ pub(crate) async fn create_batch(
         Creation::Full => return Err(ApiError::too_many_batches(max)),
     };
     if known.as_ref().is_some_and(|known| !is_same_request(known, &batch)) {
-        let message = "the idempotency key was used for a different batch: choose another key";
-        return Err(ApiError::conflict("idempotency_conflict", message).at("Idempotency-Key"));
+        return Err(idempotency::conflict("batch"));
     }
     if known.is_none() {
         app.batch_changed.notify_one();

@@ -166,8 +166,9 @@ fn content(
     id: FileId,
     range: Range<u64>,
 ) -> impl Stream<Item = Result<Bytes, ContentError>> + use<> {
-    let start = (Arc::clone(&app.store), range);
-    stream::try_unfold(start, async move |(store, range): (Arc<dyn FrontStore>, Range<u64>)| {
+    let start = (Arc::clone(&app.store), id, range);
+    stream::try_unfold(start, async |next| {
+        let (store, id, range): (Arc<dyn FrontStore>, FileId, Range<u64>) = next;
         if range.is_empty() {
             return Ok(None);
         }
@@ -182,7 +183,7 @@ fn content(
         if within.is_empty() {
             return Err(ContentError::Deleted);
         }
-        Ok(Some((bytes.slice(within), (store, end..range.end))))
+        Ok(Some((bytes.slice(within), (store, id, end..range.end))))
     })
 }
 
@@ -192,7 +193,7 @@ fn compress(
 ) -> impl Stream<Item = Result<Bytes, ContentError>> {
     let encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let start = Some((content.boxed(), encoder));
-    let pieces = stream::try_unfold(start, async move |state| {
+    let pieces = stream::try_unfold(start, async |state| {
         let Some((mut content, encoder)) = state else { return Ok(None) };
         match content.try_next().await? {
             Some(bytes) => {

@@ -2,19 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Extension, Json,
-    body::Body,
-    extract::Path,
-    http::HeaderMap,
-    response::Response,
-};
+use axum::{Extension, Json, body::Body, extract::Path, http::HeaderMap, response::Response};
 use serde::Serialize;
 use tritmill_queue::{Tenant, Timestamp, store::Page};
 use utoipa::ToSchema;
 
 use super::{
-    file_content,
+    file_content, idempotency,
     list::{List, ListQuery},
     multipart::{Form, Part},
     schemas::Upload,
@@ -23,7 +17,7 @@ use crate::{
     ApiError, App, Call, Exchange, FileWriter, JsonResult, QueryParams,
     store::{
         FileId,
-        files::{FileDeletion, FilePurpose, StoredFile},
+        files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
     },
 };
 
@@ -83,6 +77,8 @@ struct UploadForm {
 /// Uploads a file.
 #[utoipa::path(post, path = "/v1/files", tag = "files",
     request_body(content = Upload, content_type = "multipart/form-data"),
+    params(("Idempotency-Key" = Option<String>, Header,
+        description = "Uploads with the same key create one file, which is returned each time")),
     responses((status = 200, description = "The file", body = File)))]
 pub(crate) async fn upload(
     Call { app, caller }: Call,
@@ -90,6 +86,7 @@ pub(crate) async fn upload(
     headers: HeaderMap,
     body: Body,
 ) -> JsonResult<File> {
+    let key = idempotency::key(&headers)?;
     let mut form = Form::new(&exchange, &headers, body)?;
     let fields = match UploadForm::read(&app, &caller.tenant, &mut form).await {
         Ok(fields) => fields,
@@ -114,10 +111,26 @@ pub(crate) async fn upload(
         }
         _ => return Err(invalid_expiry("expires_after")),
     };
-    let file = content.finish().await?;
-    app.store.complete_file(file.id, file.size_bytes, expires_at).await?;
-    tracing::info!(key = %caller.key, file = %file.id, bytes = file.size_bytes, "file uploaded");
-    Ok(Json(StoredFile { expires_at, ..file }.into()))
+    let content_hash = content.sha256();
+    let file = StoredFile { expires_at, ..content.finish().await? };
+    let Some(key) = key else {
+        app.store.complete_file(file.id, file.size_bytes, expires_at).await?;
+        tracing::info!(key = %caller.key, file = %file.id, bytes = file.size_bytes, "file uploaded");
+        return Ok(Json(file.into()));
+    };
+    let lifetime_s = fields.seconds.unwrap_or_default().to_be_bytes();
+    let request_hash = idempotency::hash([file.filename.as_bytes(), &lifetime_s, &content_hash]);
+    let upload = UploadKey { key: &key, request_hash: &request_hash };
+    let completed = app.store.complete_file_once(&file, upload).await;
+    if !matches!(completed, Ok(Completion::New)) {
+        // If it cannot be deleted, the daily sweep does.
+        let _ = app.store.abandon_file(file.id).await;
+    }
+    match completed? {
+        Completion::New => Ok(Json(file.into())),
+        Completion::Known(known) => Ok(Json((*known).into())),
+        Completion::Conflict => Err(idempotency::conflict("upload")),
+    }
 }
 
 /// The error for an invalid expiry.

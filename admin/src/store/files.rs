@@ -96,6 +96,26 @@ pub struct StoredFile {
     pub expires_at: Option<Timestamp>,
 }
 
+/// The idempotency key of an upload, and what was uploaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UploadKey<'a> {
+    /// The key: a tenant has one file per key.
+    pub key: &'a str,
+    /// SHA-256 of the upload: another one with the same key is refused.
+    pub request_hash: &'a [u8; 32],
+}
+
+/// Result of [`complete_file_once`](Files::complete_file_once).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Completion {
+    /// The file was completed.
+    New,
+    /// The file that the tenant uploaded earlier under the same key. Nothing was changed.
+    Known(Box<StoredFile>),
+    /// The tenant used the key for another upload. Nothing was changed.
+    Conflict,
+}
+
 /// Result of deleting a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileDeletion {
@@ -124,6 +144,15 @@ pub trait Files: Send + Sync {
         size_bytes: u64,
         expires_at: Option<Timestamp>,
     ) -> Result<(), StoreError>;
+
+    /// Completes a file as [`complete_file`](Self::complete_file) does, with its size and expiry, unless the tenant has
+    /// completed one under the same key. Of concurrent calls with one key, one completes its file. A key is free again
+    /// when its file is deleted or has expired.
+    async fn complete_file_once(
+        &self,
+        file: &StoredFile,
+        key: UploadKey<'_>,
+    ) -> Result<Completion, StoreError>;
 
     /// Returns a complete file of a tenant.
     async fn file(&self, tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError>;

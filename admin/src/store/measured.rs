@@ -14,7 +14,7 @@ use super::{
     audit::AuditEntry,
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
     batches::{BatchFilter, Creation},
-    files::{FileDeletion, FilePurpose, StoredFile},
+    files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
     tenants::Erased,
 };
 
@@ -37,6 +37,8 @@ measured! {
         fn put_chunk(id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError>;
         fn complete_file(id: FileId, size_bytes: u64, expires_at: Option<Timestamp>)
             -> Result<(), StoreError>;
+        fn complete_file_once(file: &StoredFile, key: UploadKey<'_>)
+            -> Result<Completion, StoreError>;
         fn file(tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError>;
         fn files(tenant: &Tenant, purpose: Option<FilePurpose>, page: Page<FileId>)
             -> Result<Vec<StoredFile>, StoreError>;

@@ -5,7 +5,9 @@ use async_trait::async_trait;
 use tritmill_queue::{StoreError, Tenant, Timestamp, store::Page};
 
 use super::{Connection, Query, Row, SqlStore, query, rows, storable};
-use crate::store::files::{FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX, StoredFile};
+use crate::store::files::{
+    Completion, FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX, StoredFile, UploadKey,
+};
 
 /// A complete file that has not expired.
 macro_rules! visible {
@@ -77,6 +79,20 @@ const PUT_CHUNK: &str = "INSERT INTO file_chunks (file_id, number, content)
     SELECT id, $2, $3 FROM files WHERE id = $1 AND size_bytes IS NULL
     ON CONFLICT (file_id, number) DO UPDATE SET content = excluded.content";
 
+/// Takes a key for a file, unless a file that is there has it.
+const TAKE_KEY: &str = concat!(
+    "INSERT INTO file_keys (tenant, key, request_hash, file_id) VALUES ($2, $3, $4, $5)
+     ON CONFLICT (tenant, key)
+     DO UPDATE SET request_hash = excluded.request_hash, file_id = excluded.file_id
+     WHERE EXISTS (SELECT 1 FROM files WHERE id = file_keys.file_id AND expires_at <= ",
+    now!(),
+    ")"
+);
+
+/// Finds the file that has a key.
+const WITH_KEY: &str = "SELECT files.*, file_keys.request_hash FROM file_keys
+    JOIN files ON files.id = file_keys.file_id WHERE file_keys.tenant = $1 AND file_keys.key = $2";
+
 #[async_trait]
 impl Files for SqlStore {
     async fn create_file(&self, new: &StoredFile) -> Result<StoredFile, StoreError> {
@@ -109,6 +125,38 @@ impl Files for SqlStore {
         expires_at: Option<Timestamp>,
     ) -> Result<(), StoreError> {
         self.execute(complete(id, size_bytes, expires_at)).await.map(drop)
+    }
+
+    async fn complete_file_once(
+        &self,
+        new: &StoredFile,
+        UploadKey { key, request_hash }: UploadKey<'_>,
+    ) -> Result<Completion, StoreError> {
+        storable("Idempotency-Key", key)?;
+        self.within(async {
+            let mut tx = self.begin().await?;
+            // If two calls are concurrent, the second waits and then sees the key of the first.
+            let taken = query(TAKE_KEY)
+                .bind(self.clock_parameter())
+                .bind(&new.tenant.0)
+                .bind(key)
+                .bind(request_hash.as_slice())
+                .bind(new.id.0)
+                .execute(&mut *tx)
+                .await?;
+            if taken.rows_affected() == 1 {
+                complete(new.id, new.size_bytes, new.expires_at).execute(&mut *tx).await?;
+                tx.commit().await?;
+                return Ok(Completion::New);
+            }
+            let known = query(WITH_KEY).bind(&new.tenant.0).bind(key).fetch_one(&mut *tx).await?;
+            let is_same = rows::get::<Vec<u8>>(&known, "request_hash")? == request_hash;
+            Ok(match is_same {
+                true => Completion::Known(Box::new(file(&known)?)),
+                false => Completion::Conflict,
+            })
+        })
+        .await
     }
 
     async fn file(&self, tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError> {

@@ -1,0 +1,11 @@
+-- What the release after 0.1.0 adds.
+
+-- Idempotency keys of uploads. A key lives as long as its file.
+CREATE TABLE file_keys (
+    tenant       text COLLATE "C" NOT NULL,
+    key          text COLLATE "C" NOT NULL,
+    request_hash bytea NOT NULL,  -- SHA-256 of the upload
+    file_id      uuid  NOT NULL REFERENCES files (id) ON DELETE CASCADE,
+    PRIMARY KEY (tenant, key)
+);
+CREATE INDEX file_keys_by_file ON file_keys (file_id);
