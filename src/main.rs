@@ -32,6 +32,7 @@ mod settings;
 mod signals;
 mod standalone;
 mod submit;
+mod tenants;
 mod traces;
 mod units;
 mod worker;
@@ -65,6 +66,9 @@ enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Limit what tenants may have
+    #[command(subcommand)]
+    Tenants(tenants::Command),
     /// Run API and worker in one process, with Redis and Postgres or without
     Standalone(Box<standalone::Arguments>),
     /// Create or update the tables of the database
@@ -154,6 +158,7 @@ fn main() -> ExitCode {
         Command::Worker(arguments) => worker::run(*arguments),
         Command::Admin(arguments) => admin::run(*arguments),
         Command::Keys(command) => keys::run(command),
+        Command::Tenants(command) => tenants::run(command),
         Command::Standalone(arguments) => standalone::run(*arguments),
         Command::Kv(command) => kv::run(&command),
         Command::Migrate(arguments) => migrate::run(&arguments),

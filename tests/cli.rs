@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 36] = [
+const COMMANDS: [&str; 39] = [
     "",
     "admin",
     "standalone",
@@ -14,6 +14,9 @@ const COMMANDS: [&str; 36] = [
     "keys create",
     "keys list",
     "keys revoke",
+    "tenants",
+    "tenants list",
+    "tenants limit",
     "demo",
     "batch",
     "batch run",

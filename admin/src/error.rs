@@ -201,6 +201,15 @@ impl ApiError {
         Self { retry_after: Some(BATCHES_RETRY), ..full }
     }
 
+    /// A tenant that has as much as an operator allows it. Repeating the request does not help.
+    pub fn over_limit(limit: Limit, what: &str, most: u64, used: u64) -> Self {
+        let message = format!(
+            "the tenant may have {most} {what} and has {used}: delete some, or ask the operator for more"
+        );
+        let (status, kind) = (StatusCode::FORBIDDEN, "permission_error");
+        Self::new(status, kind, "tenant_limit_reached", message).by(limit)
+    }
+
     /// A job that failed.
     pub fn job_failed(error: &JobError) -> Self {
         let (status, kind) = answer::status(error);

@@ -42,6 +42,7 @@ mod secret;
 mod site;
 mod sse;
 pub mod store;
+mod tenant_limits;
 mod throttle;
 mod watch;
 mod webhooks;

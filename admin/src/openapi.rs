@@ -16,7 +16,7 @@ use crate::{
     openai::{batches, completions, files, models, responses, tokenize},
     operator::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
-        workers,
+        tenants, workers,
     },
 };
 
@@ -42,7 +42,8 @@ use crate::{
         queues::max_wait, queues::allow_class, queues::withdraw_class,
         history::list, history::integrity,
         workers::list, workers::drain,
-        keys::list, keys::create, keys::revoke, keys::erase, audit::list,
+        keys::list, keys::create, keys::revoke, keys::erase, tenants::list, tenants::limit,
+        audit::list,
         events::changes, events::of_job,
     ),
     components(schemas(ErrorResponse)),

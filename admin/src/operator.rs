@@ -1,7 +1,7 @@
 //! `/admin/v1`: the API for operators, one module per noun.
 //!
 //! Response types are defined beside their handlers, so that the OpenAPI document describes what is sent.
-//! Every action is recorded in the audit log, with the API key, before it is done; a new key, right after.
+//! Every action is recorded in the audit log, with the API key, before it is done.
 
 use axum::Json;
 use serde::Serialize;
@@ -17,6 +17,7 @@ pub(crate) mod jobs;
 pub(crate) mod keys;
 pub(crate) mod params;
 pub(crate) mod queues;
+pub(crate) mod tenants;
 pub(crate) mod workers;
 
 /// Result of an action.

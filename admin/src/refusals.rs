@@ -24,7 +24,7 @@ const TENANTS_MAX: usize = 200;
 /// Label of the tenants above [`TENANTS_MAX`].
 const OTHERS: &str = "other";
 
-/// A limit for which a request with a valid key was answered with status 429, or for which a line of a
+/// A limit for which a request with a valid key was answered with status 429 or 403, or for which a line of a
 /// batch waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
@@ -40,6 +40,10 @@ pub(crate) enum Limit {
     LivePages,
     /// Unfinished batches of the tenant.
     OpenBatches,
+    /// Bytes of the tenant's files.
+    FileBytes,
+    /// API keys of the tenant.
+    Keys,
     /// What waits in the queue, and why no more may.
     Queue(dispatch::Limit, Cause),
 }
@@ -54,6 +58,8 @@ impl Limit {
             Self::Streams => "streams",
             Self::LivePages => "live_pages",
             Self::OpenBatches => "open_batches",
+            Self::FileBytes => "file_bytes",
+            Self::Keys => "keys",
             Self::Queue(limit, _) => limit.as_str(),
         }
     }

@@ -14,7 +14,7 @@ use crate::{
     openapi,
     operator::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
-        workers,
+        tenants, workers,
     },
     store::KeyRole::{Operate, Read, Submit},
 };
@@ -96,6 +96,8 @@ pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/admin/v1/keys",             OPERATE, || get(keys::list)),
     route(Method::POST,   "/admin/v1/keys",             OPERATE, || post(keys::create)),
     route(Method::DELETE, "/admin/v1/keys/{id}",        OPERATE, || delete(keys::revoke)),
+    route(Method::GET,    "/admin/v1/tenants/limits",   OPERATE, || get(tenants::list)),
+    route(Method::POST,   "/admin/v1/tenants/limits",   OPERATE, || post(tenants::limit)),
     route(Method::POST,   "/admin/v1/tenants/erase",    OPERATE, || post(keys::erase)),
     route(Method::GET,    "/admin/v1/events",           OPERATE, || get(events::changes)),
     route(Method::GET,    "/v1/jobs/{id}/events",       READ,    || get(events::of_job)),

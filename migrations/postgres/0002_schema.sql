@@ -9,3 +9,11 @@ CREATE TABLE file_keys (
     PRIMARY KEY (tenant, key)
 );
 CREATE INDEX file_keys_by_file ON file_keys (file_id);
+
+-- Limits of tenants, where operators set them. A tenant without a row, and NULL: those of the service.
+CREATE TABLE tenant_limits (
+    tenant       text COLLATE "C" PRIMARY KEY,
+    file_bytes   bigint,  -- of all its files together
+    open_batches bigint,  -- unfinished ones
+    keys         bigint   -- that are not revoked
+);

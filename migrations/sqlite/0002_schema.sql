@@ -8,3 +8,10 @@ CREATE TABLE file_keys (
     PRIMARY KEY (tenant, key)
 ) WITHOUT ROWID;
 CREATE INDEX file_keys_by_file ON file_keys (file_id);
+
+CREATE TABLE tenant_limits (
+    tenant       TEXT PRIMARY KEY NOT NULL,
+    file_bytes   INTEGER,
+    open_batches INTEGER,
+    keys         INTEGER
+) WITHOUT ROWID;

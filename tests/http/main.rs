@@ -26,4 +26,5 @@ mod server_run;
 mod standalone;
 mod steps;
 mod strangers;
+mod tenants;
 mod webhooks;

@@ -23,6 +23,7 @@ use crate::{
         step_state::{BatchError, FilePosition, StepState},
         webhooks::Webhook,
     },
+    tenant_limits,
 };
 
 /// Batches of a list by default, and at most.
@@ -242,7 +243,7 @@ pub(crate) async fn create_batch(
         webhook: new.webhook,
         steps: StepState::default(),
     };
-    let max = app.limits.open_batches_max;
+    let max = tenant_limits::open_batches(app, &caller.tenant).await?;
     let known = match app.store.create_batch(&batch, max).await? {
         Creation::New => None,
         Creation::Known(known) => Some(*known),

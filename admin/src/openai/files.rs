@@ -19,6 +19,7 @@ use crate::{
         FileId,
         files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
     },
+    tenant_limits,
 };
 
 /// Files of a list by default, and at most.
@@ -182,7 +183,7 @@ pub(crate) async fn store(
     tenant: &Tenant,
     mut part: Part,
 ) -> Result<FileWriter, ApiError> {
-    let limit = app.limits.file_bytes_max;
+    let room = tenant_limits::file_room(app, tenant).await?;
     let file = StoredFile {
         id: FileId::generate(),
         tenant: tenant.clone(),
@@ -194,9 +195,7 @@ pub(crate) async fn store(
     };
     let mut writer = FileWriter::begin(Arc::clone(&app.store), &file).await?;
     while let Some(chunk) = part.chunk().await? {
-        if writer.size_bytes() + chunk.len() as u64 > limit {
-            return Err(ApiError::too_large("file", limit));
-        }
+        room.check(writer.size_bytes() + chunk.len() as u64)?;
         writer.write(&chunk).await?;
     }
     Ok(writer)

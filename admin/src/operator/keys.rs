@@ -14,6 +14,7 @@ use super::{DONE, Done, audit, params};
 use crate::{
     ApiError, App, Call, Caller, JsonBody, JsonResult, Secret, new_key,
     store::{ApiKey, KeyRole, tenants::Erased},
+    tenant_limits,
 };
 
 /// An API key, without its secret.
@@ -102,11 +103,17 @@ pub(crate) async fn create_key(
     let role: KeyRole = role.parse().map_err(|_| {
         ApiError::invalid_value("role", "role must be 'read', 'submit' or 'operate'")
     })?;
+    for (field, text) in [("tenant", &*tenant), ("name", name)] {
+        if text.contains('\0') {
+            let message = format!("{field} must not contain NUL characters");
+            return Err(ApiError::invalid_value(field, message));
+        }
+    }
     let (key, secret) = new_key(Tenant(tenant), role, name);
-    // Before the audit log: the store also checks that it can hold these texts.
-    app.store.add_key(&key, &secret.hash()).await?;
+    tenant_limits::check_keys(app, &key.tenant).await?;
     let detail = json!({ "tenant": key.tenant, "role": role.as_str(), "name": name });
     audit::record(app, caller, "key.create", &key.id.to_string(), detail).await?;
+    app.store.add_key(&key, &secret.hash()).await?;
     Ok((key, secret))
 }
 

@@ -15,7 +15,7 @@ use super::{
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
     batches::{BatchFilter, Creation},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
-    tenants::Erased,
+    tenants::{Erased, TenantAccount, TenantLimits},
 };
 
 measured! {
@@ -77,6 +77,9 @@ measured! {
         fn audit_log(page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
     }
     Tenants {
+        fn tenant_account(tenant: &Tenant) -> Result<TenantAccount, StoreError>;
+        fn limited_tenants() -> Result<Vec<TenantAccount>, StoreError>;
+        fn set_tenant_limits(tenant: &Tenant, limits: TenantLimits) -> Result<(), StoreError>;
         fn erase_tenant(tenant: &Tenant) -> Result<Erased, StoreError>;
     }
 }

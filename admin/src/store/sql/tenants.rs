@@ -1,13 +1,85 @@
-//! Deletion of a tenant's data.
+//! Limits of tenants, what they use, and deletion of a tenant's data.
 
 use async_trait::async_trait;
 use tritmill_queue::{StoreError, Tenant, store::Maintenance as _};
 
-use super::{SqlStore, query};
-use crate::store::tenants::{Erased, Tenants};
+use super::{Row, SqlStore, query, rows, storable};
+use crate::store::tenants::{Erased, TenantAccount, TenantLimits, TenantUse, Tenants};
+
+/// Selects accounts of the tenants that a subquery names `wanted`.
+macro_rules! select_accounts {
+    ($wanted:literal, $order:literal) => {
+        concat!(
+            "SELECT wanted.tenant, file_bytes, open_batches, keys,
+                (SELECT CAST(coalesce(sum(size_bytes), 0) AS bigint) FROM files
+                 WHERE files.tenant = wanted.tenant AND size_bytes IS NOT NULL
+                   AND (expires_at IS NULL OR expires_at > ",
+            now!(),
+            ")) AS used_file_bytes,
+                (SELECT count(*) FROM batches WHERE batches.tenant = wanted.tenant AND state IN
+                     ('validating', 'in_progress', 'finalizing', 'cancelling')) AS used_open_batches,
+                (SELECT count(*) FROM api_keys
+                 WHERE api_keys.tenant = wanted.tenant AND revoked_at IS NULL) AS used_keys
+             FROM ",
+            $wanted,
+            " AS wanted LEFT JOIN tenant_limits ON tenant_limits.tenant = wanted.tenant",
+            $order
+        )
+    };
+}
+
+fn account(row: &Row) -> Result<TenantAccount, StoreError> {
+    let small = |column| {
+        let count = rows::tokens(row, column)?;
+        Ok::<_, StoreError>(count.map(|count| u32::try_from(count).unwrap_or(u32::MAX)))
+    };
+    let limits = TenantLimits {
+        file_bytes: rows::tokens(row, "file_bytes")?,
+        open_batches: small("open_batches")?,
+        keys: small("keys")?,
+    };
+    let used = TenantUse {
+        file_bytes: rows::count(row, "used_file_bytes")?,
+        open_batches: rows::count(row, "used_open_batches")?,
+        keys: rows::count(row, "used_keys")?,
+    };
+    Ok(TenantAccount { tenant: Tenant(rows::get(row, "tenant")?), limits, used })
+}
 
 #[async_trait]
 impl Tenants for SqlStore {
+    async fn tenant_account(&self, tenant: &Tenant) -> Result<TenantAccount, StoreError> {
+        let found = query(select_accounts!("(SELECT CAST($2 AS text) AS tenant)", ""));
+        account(&self.fetch_one(found.bind(self.clock_parameter()).bind(&tenant.0)).await?)
+    }
+
+    async fn limited_tenants(&self) -> Result<Vec<TenantAccount>, StoreError> {
+        let found = query(select_accounts!("(SELECT tenant FROM tenant_limits)", " ORDER BY 1"));
+        self.fetch_all(found.bind(self.clock_parameter())).await?.iter().map(account).collect()
+    }
+
+    async fn set_tenant_limits(
+        &self,
+        tenant: &Tenant,
+        limits: TenantLimits,
+    ) -> Result<(), StoreError> {
+        storable("tenant", &tenant.0)?;
+        if limits == TenantLimits::default() {
+            let delete = query("DELETE FROM tenant_limits WHERE tenant = $1");
+            return self.execute(delete.bind(&tenant.0)).await.map(drop);
+        }
+        let set = "INSERT INTO tenant_limits (tenant, file_bytes, open_batches, keys)
+             VALUES ($1, $2, $3, $4) ON CONFLICT (tenant) DO UPDATE SET
+                 file_bytes = excluded.file_bytes, open_batches = excluded.open_batches,
+                 keys = excluded.keys";
+        let set = query(set)
+            .bind(&tenant.0)
+            .bind(limits.file_bytes.map(rows::stored))
+            .bind(limits.open_batches.map(i64::from))
+            .bind(limits.keys.map(i64::from));
+        self.execute(set).await.map(drop)
+    }
+
     /// Keys go first, so that no more requests are accepted; then batches, which submit jobs.
     async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
         let mut erased = Erased::default();
@@ -18,8 +90,12 @@ impl Tenants for SqlStore {
         ] {
             *count = self.execute(query(statement).bind(&tenant.0)).await?;
         }
-        let turns = "DELETE FROM batch_turns WHERE tenant = $1";
-        self.execute(query(turns).bind(&tenant.0)).await?;
+        for rest in [
+            "DELETE FROM batch_turns WHERE tenant = $1",
+            "DELETE FROM tenant_limits WHERE tenant = $1",
+        ] {
+            self.execute(query(rest).bind(&tenant.0)).await?;
+        }
         let jobs = self.erase_jobs(tenant).await?;
         (erased.jobs, erased.done) = (jobs.jobs, jobs.done);
         Ok(erased)
