@@ -13,13 +13,14 @@ use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tritmill_admin::{
-    App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Secret, Settings, Site, Tls,
-    Watch, Webhooks, router,
+    App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Network, Proxies, Secret,
+    Settings, Site, Tls, Watch, WebOrigin, Webhooks, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
+use tritmill_worker::machine::Machine;
 
 use crate::{
-    block_on, descriptors, options, output,
+    block_on, byte_sizes, descriptors, options, output,
     servers::{ServerUrls, Servers},
     signals::Signals,
     worker,
@@ -28,6 +29,8 @@ use crate::{
 /// Connections to Postgres.
 const CONNECTIONS: u32 = 16;
 const MIB: u64 = 1 << 20;
+/// Least budget of request bodies: some of the largest.
+const REQUEST_BYTES_MIN: u64 = 32 * MIB;
 
 /// Serve the OpenAI-compatible API (chat completions, files, batches) and the dashboard.
 ///
@@ -143,6 +146,10 @@ pub struct LimitOptions {
     /// request to begin and its head to arrive, twice as long for the client to read
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = worker::seconds)]
     client_timeout: f64,
+    /// Maximum bytes of request bodies in memory, over all connections, such as 512M; over it requests wait for a second
+    /// and then get status 503 [default: an eighth of the memory of the machine or container]
+    #[arg(long, value_name = "BYTES", value_parser = request_memory)]
+    request_memory: Option<u64>,
     #[command(flatten)]
     site: SiteOptions,
 }
@@ -152,14 +159,42 @@ pub struct LimitOptions {
 #[command(next_help_heading = "HTTP API")]
 pub struct SiteOptions {
     /// Site whose scripts may call the API, such as https://chat.example; may be given several times; `*` is every site
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     cors_origin: Vec<CrossOrigin>,
+    /// URL under which clients reach the service, such as https://llm.example. With https, cookies and browsers are held to
+    /// it
+    #[arg(long, value_name = "URL")]
+    public_url: Option<WebOrigin>,
+    /// Proxy, or a network of proxies, whose Forwarded or X-Forwarded-For and -Proto headers are believed; may be given
+    /// several times
+    #[arg(long, value_name = "NETWORK", value_delimiter = ',')]
+    trusted_proxy: Vec<Network>,
 }
 
 impl SiteOptions {
     fn site(&self) -> Site {
-        Site { public_url: None, cross_origins: self.cors_origin.clone() }
+        Site {
+            public_url: self.public_url.clone(),
+            cross_origins: self.cors_origin.clone(),
+            proxies: Proxies::of_networks(self.trusted_proxy.clone()),
+        }
     }
+}
+
+/// Parses the budget of request bodies: at least some of the largest.
+fn request_memory(text: &str) -> Result<u64, String> {
+    let bytes = byte_sizes::parse(text)?;
+    match bytes >= REQUEST_BYTES_MIN {
+        true => Ok(bytes),
+        false => Err("expected at least 32M".to_owned()),
+    }
+}
+
+/// Returns the default budget of request bodies.
+fn default_request_memory() -> u64 {
+    let machine = Machine::read();
+    let memory = machine.memory_limit_bytes.or(machine.memory_bytes).unwrap_or_default();
+    (memory / 8).max(REQUEST_BYTES_MIN)
 }
 
 /// Parses a number of connections.
@@ -176,6 +211,10 @@ impl LimitOptions {
         Bounds {
             per_address: self.max_waiting_per_address.map_or(bounds.per_address, NonZeroUsize::get),
             client_timeout: Duration::from_secs_f64(self.client_timeout),
+            request_bytes: usize::try_from(
+                self.request_memory.unwrap_or_else(default_request_memory),
+            )
+            .unwrap_or(usize::MAX),
             ..bounds
         }
     }
@@ -213,8 +252,8 @@ impl LimitOptions {
 pub struct Running {
     /// The address it listens at.
     pub address: SocketAddr,
-    /// `http` or `https`.
-    scheme: &'static str,
+    /// URL under which clients reach it.
+    url: String,
     /// The first key, if it was created now.
     pub first_key: Option<Secret>,
     /// The file that has the first key, too.
@@ -234,8 +273,8 @@ impl Running {
             eprintln!("the first key, with the role operate; {also}:");
             output::line(secret.reveal())?;
         }
-        let Self { scheme, address, .. } = self;
-        eprintln!("admin serves {scheme}://{address}/v1, and a dashboard at {scheme}://{address}/");
+        let Self { url, .. } = self;
+        eprintln!("admin serves {url}/v1, and a dashboard at {url}/");
         Ok(())
     }
 
@@ -299,6 +338,7 @@ pub async fn start(
         stopping.stop();
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
+    let url = app.public_url().map_or_else(|| format!("{scheme}://{address}"), str::to_owned);
     let driver = Driver::new(app.clone(), worker::owner(), stopped.clone());
     let watch = Watch::new(app.clone());
     let webhooks = Webhooks::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
@@ -315,7 +355,7 @@ pub async fn start(
         tokio::spawn(webhooks.run(stopped.clone())),
         tokio::spawn(watch.run(stopped)),
     ];
-    Ok(Running { address, scheme, first_key, key_file, stop, tasks })
+    Ok(Running { address, url, first_key, key_file, stop, tasks })
 }
 
 /// Runs the command.

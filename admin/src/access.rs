@@ -1,5 +1,7 @@
 //! Authentication of API requests by key.
 
+use std::net::IpAddr;
+
 use axum::{
     extract::{FromRequestParts, Request, State},
     http::{Extensions, HeaderMap, header, request::Parts},
@@ -41,6 +43,8 @@ pub(crate) struct Caller {
     pub tenant: Tenant,
     /// Role of the key.
     pub role: KeyRole,
+    /// Address that the request came from.
+    pub address: Option<IpAddr>,
 }
 
 impl Caller {
@@ -57,7 +61,8 @@ impl Caller {
 
 impl From<ApiKey> for Caller {
     fn from(key: ApiKey) -> Self {
-        Self { key: key.id, name: key.name, tenant: key.tenant, role: key.role }
+        let ApiKey { id: key, name, tenant, role, .. } = key;
+        Self { key, name, tenant, role, address: None }
     }
 }
 
@@ -109,7 +114,10 @@ fn admit(
     let exchange = request.extensions().get::<Exchange>().ok_or_else(ApiError::unauthorized)?;
     app.rate_limiter.admit(secret, key.id, exchange)?;
     match key.role >= role {
-        true => Ok(key.into()),
+        true => {
+            let address = request.extensions().get().map(|peer: &Peer| peer.ip);
+            Ok(Caller { address, ..key.into() })
+        }
         false => Err(ApiError::forbidden(role)),
     }
 }

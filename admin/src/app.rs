@@ -19,7 +19,7 @@ use crate::{
     new_key,
     rate_limits::RateLimiter,
     refusals::Limit,
-    site::Site,
+    site::{Site, WebOrigin},
     store::{FrontStore, KeyRole},
     throttle::Throttle,
 };
@@ -151,7 +151,18 @@ impl App {
 
     /// A server of this service, for [`router`](crate::router). Its metrics are part of the service's.
     pub fn server(&self, bounds: Bounds, tls: Option<Tls>) -> Server {
-        Server { bounds, tls, metrics: self.metrics.http.clone() }
+        Server {
+            bounds,
+            tls,
+            metrics: self.metrics.http.clone(),
+            proxies: self.site.proxies.clone(),
+            is_https: self.site.is_https(),
+        }
+    }
+
+    /// The URL under which clients reach the service, if it was given.
+    pub fn public_url(&self) -> Option<&str> {
+        self.site.public_url.as_ref().map(WebOrigin::as_str)
     }
 
     /// Ends event streams, which would otherwise last until their reader leaves.

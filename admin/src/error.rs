@@ -9,6 +9,7 @@ use axum::{
 };
 use serde::Serialize;
 use tritmill_client::{ClientError, FieldError, answer};
+use tritmill_http::BodyError;
 use tritmill_queue::{JobError, StoreError, dispatch::Cause};
 use utoipa::ToSchema;
 
@@ -16,6 +17,8 @@ use crate::{refusals::Limit, store::KeyRole};
 
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
+/// `Retry-After` when there is no memory for a body.
+const MEMORY_RETRY: Duration = Duration::from_secs(1);
 const INVALID: &str = "invalid_request_error";
 /// Tells OpenAI's clients whether to send the request again. Without it they repeat all of 408, 409, 429 and 5xx.
 pub(crate) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -171,6 +174,23 @@ impl ApiError {
     pub fn request_timeout() -> Self {
         let message = "the request did not arrive in time";
         Self::new(StatusCode::REQUEST_TIMEOUT, INVALID, "timeout", message)
+    }
+
+    /// A body for which there was no memory in time.
+    pub fn no_request_memory() -> Self {
+        let message = "too many large requests are being read: try again";
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        let full = Self::new(status, "server_error", "request_memory_full", message);
+        Self { retry_after: Some(MEMORY_RETRY), ..full }
+    }
+
+    /// Returns what became of a body that was not read to its end, if the server ended it.
+    pub fn of_body(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        match BodyError::find(error)? {
+            BodyError::Timeout => Some(Self::request_timeout()),
+            BodyError::NoMemory => Some(Self::no_request_memory()),
+            BodyError::Broken(_) => None,
+        }
     }
 
     /// A job that was not answered in time.
@@ -371,6 +391,7 @@ mod tests {
         };
         check(ApiError::busy("full"), Some("true"));
         check(ApiError::request_timeout(), Some("true"));
+        check(ApiError::no_request_memory(), Some("true"));
         check(ApiError::from(StoreError::Unavailable("away".into())), Some("true"));
         check(ApiError::conflict("idempotency_conflict", "another request"), Some("false"));
         check(ApiError::answer_timeout(), Some("false"));

@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 use tritmill_client::LINE_BYTES_MAX;
-use tritmill_http::BodyError;
 
 use crate::ApiError;
 
@@ -71,10 +70,8 @@ pub(crate) fn from_map<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T
 async fn read(body: &mut BodyDataStream) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(chunk) = body.next().await {
-        let chunk = chunk.map_err(|error| match BodyError::is_timeout(&error) {
-            true => ApiError::request_timeout(),
-            false => ApiError::invalid("incomplete_body", "the body ended early"),
-        })?;
+        let broken = || ApiError::invalid("incomplete_body", "the body ended early");
+        let chunk = chunk.map_err(|error| ApiError::of_body(&error).unwrap_or_else(broken))?;
         if bytes.len() + chunk.len() > LINE_BYTES_MAX {
             return Err(ApiError::too_large("body", LINE_BYTES_MAX as u64));
         }

@@ -56,7 +56,7 @@ pub use router::router;
 pub use routes::{ROUTES, Route};
 pub use secret::{Secret, new_key};
 pub use site::{CrossOrigin, InvalidOrigin, Site, WebOrigin};
-pub use tritmill_http::{Bounds, SLACK, Server, Tls, TlsError};
+pub use tritmill_http::{Bounds, Network, Proxies, SLACK, Server, Tls, TlsError};
 pub use watch::Watch;
 pub use webhooks::Webhooks;
 

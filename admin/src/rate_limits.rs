@@ -99,7 +99,7 @@ impl RateLimiter {
 
     /// Counts a request of a stranger.
     pub fn admit_stranger(&self, peer: Peer) -> Result<(), ApiError> {
-        self.strangers.admit(peer.address, Instant::now()).map_err(|wait| {
+        self.strangers.admit(peer.network(), Instant::now()).map_err(|wait| {
             self.metrics.refuse(tritmill_http::Limit::StrangerRate);
             let message = "too many requests without a valid API key from this address";
             ApiError::rate_limited(message, wait)
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn valid_secret_passes_where_strangers_are_limited() {
         let gate = gate(1, 9);
-        let peer = Peer { address: [10, 0, 0, 1].into(), is_secure: false };
+        let peer = Peer { ip: [10, 0, 0, 1].into(), is_secure: false };
         let (valid, other) = ([1; 32], [2; 32]);
         gate.remember(valid, Instant::now());
         for _ in 0..BURST_S {

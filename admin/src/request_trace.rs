@@ -11,7 +11,7 @@ use tracing::{Span, field::Empty};
 use tritmill_queue::{TraceParent, trace::mark_failed};
 use uuid::Uuid;
 
-use crate::access::is_health_check;
+use crate::{Peer, access::is_health_check};
 
 /// Name of the header with the id of a request.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -41,6 +41,7 @@ pub(crate) fn span(request: &Request, route: &str, id: &HeaderValue) -> Span {
         parent: None,
         "request",
         request.id = id.to_str().unwrap_or_default(),
+        client.address = request.extensions().get().map(|peer: &Peer| display(peer.ip)),
         otel.kind = "server",
         http.request.method = %request.method(),
         http.route = route,

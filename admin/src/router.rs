@@ -14,6 +14,9 @@ use crate::{
     rate_limits, routes::ROUTES,
 };
 
+/// Browsers use HTTPS alone for a year.
+const HTTPS_ONLY: HeaderValue = HeaderValue::from_static("max-age=31536000");
+
 /// Returns the service: the API and the dashboard.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();
@@ -44,7 +47,7 @@ pub fn router(app: App) -> Router {
         .method_not_allowed_fallback(other_method)
         .layer(middleware::from_fn(check_head))
         .layer(middleware::from_fn_with_state(app.clone(), cors::allow_sites))
-        .layer(middleware::from_fn(add_security_headers))
+        .layer(middleware::from_fn_with_state(app.clone(), add_security_headers))
         .layer(middleware::from_fn_with_state(app.clone(), health::count_request))
         .with_state(app)
 }
@@ -88,7 +91,7 @@ async fn unknown_url(State(app): State<App>, Extension(peer): Extension<Peer>) -
 }
 
 /// Adds headers that keep browsers from sniffing, framing, caching or running a response.
-async fn add_security_headers(request: Request, next: Next) -> Response {
+async fn add_security_headers(State(app): State<App>, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     let defaults = [
@@ -100,6 +103,9 @@ async fn add_security_headers(request: Request, next: Next) -> Response {
     ];
     for (name, value) in defaults {
         headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    if app.site.is_https() {
+        headers.insert(header::STRICT_TRANSPORT_SECURITY, HTTPS_ONLY);
     }
     response
 }

@@ -1,6 +1,7 @@
 //! [`ROUTES`]: every route with its required access.
 
 use axum::{
+    extract::DefaultBodyLimit,
     http::Method,
     routing::{MethodRouter, delete, get, post},
 };
@@ -49,6 +50,11 @@ const OPERATE_PAGE: Access = Access::Page(Operate);
 /// Every route of the service.
 #[rustfmt::skip]
 pub const ROUTES: &[Route] = &[
+/// Bounds the form that strangers may send.
+fn login_form() -> DefaultBodyLimit {
+    DefaultBodyLimit::max(pages::login::FORM_BYTES_MAX)
+}
+
     route(Method::GET,    "/healthz",                   Access::Public, || get(health::alive)),
     route(Method::GET,    "/readyz",                    Access::Public, || get(health::ready)),
     route(Method::GET,    "/metrics",                   OPERATE, || get(health::metrics)),
@@ -105,7 +111,7 @@ pub const ROUTES: &[Route] = &[
 
     route(Method::GET,    "/",                          Access::Public, || get(pages::login::root)),
     route(Method::GET,    "/dashboard/login",           Access::Public, || get(pages::login::show)),
-    route(Method::POST,   "/dashboard/login",           Access::Public, || post(pages::login::log_in)),
+    route(Method::POST,   "/dashboard/login",           Access::Public, || post(pages::login::log_in).layer(login_form())),
     route(Method::GET,    "/dashboard/assets/{version}/{name}", Access::Public, || get(pages::assets::asset)),
     route(Method::POST,   "/dashboard/logout",          READ_PAGE, || post(pages::login::log_out)),
     route(Method::GET,    "/dashboard",                 READ_PAGE, || get(pages::page::home)),

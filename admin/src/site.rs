@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use reqwest::Url;
+use tritmill_http::Proxies;
 
 /// Origin of a site as browsers write it: scheme, host, and the port unless it is the scheme's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub struct Site {
     pub public_url: Option<WebOrigin>,
     /// Sites whose scripts may call the API.
     pub cross_origins: Vec<CrossOrigin>,
+    /// Proxies that say for which client they forward a request.
+    pub proxies: Proxies,
 }
 
 impl Site {

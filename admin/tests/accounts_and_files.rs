@@ -249,3 +249,5 @@ async fn audit_log_is_newest_first() {
     })
     .await;
 }
+                address: Some("192.0.2.7".into()),
+        assert_eq!(acts[0].address.as_deref(), Some("192.0.2.7"));

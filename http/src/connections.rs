@@ -105,9 +105,18 @@ impl Connections {
 
     /// Adds a connection. Closes another one if there are too many.
     pub fn open(self: &Arc<Self>, address: IpAddr) -> Connection {
+        self.open_within(address, self.bounds.per_address)
+    }
+
+    /// Adds a connection of a proxy, which has as many as its clients need.
+    pub fn open_of_proxy(self: &Arc<Self>, address: IpAddr) -> Connection {
+        self.open_within(address, usize::MAX)
+    }
+
+    fn open_within(self: &Arc<Self>, address: IpAddr, per_address: usize) -> Connection {
         let mut table = self.table.lock();
         let of_address = table.by_address.get(&address);
-        let (exceeded, turn) = if of_address.is_some_and(|t| t.len() >= self.bounds.per_address) {
+        let (exceeded, turn) = if of_address.is_some_and(|turns| turns.len() >= per_address) {
             (Some(Limit::AddressConnections), of_address.and_then(|turns| turns.first().copied()))
         } else if table.slots.len() >= self.bounds.connections {
             (Some(Limit::Connections), table.waiting.keys().next().copied())
@@ -243,6 +252,16 @@ mod tests {
         let open: Vec<Connection> = [1, 2, 2, 1, 2, 2].map(|last| all.open(address(last))).into();
         assert_eq!(closed(&open).await, [1, 2]);
         assert_eq!(all.metrics.refusals(Limit::AddressConnections), 2);
+    }
+
+    #[tokio::test]
+    async fn proxy_has_as_many_connections_as_its_clients_need() {
+        let all = connections(9, 1, 2);
+        let open: Vec<Connection> = (0..9).map(|_| all.open_of_proxy(address(1))).collect();
+        assert_eq!(closed(&open).await, Vec::<usize>::new());
+        let more = all.open_of_proxy(address(1));
+        assert_eq!(closed(&open).await, [0], "one of all connections is closed");
+        drop(more);
     }
 
     #[tokio::test]

@@ -14,7 +14,12 @@ use std::{
 use axum::body;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 
-use crate::{Limit, Metrics, NotAdmitted, client_timeout::ClientTimeout, connections::Connections};
+use crate::{
+    Limit, Metrics, NotAdmitted,
+    client_timeout::ClientTimeout,
+    connections::Connections,
+    request_memory::{Held, Taking},
+};
 
 /// A request body broke off.
 #[derive(Debug, thiserror::Error)]
@@ -22,22 +27,25 @@ pub enum BodyError {
     /// The client took too long.
     #[error("the request body did not arrive in time")]
     Timeout,
+    /// The bodies of other requests take all the memory for bodies.
+    #[error("too many request bodies are in memory")]
+    NoMemory,
     /// The connection failed, or the encoding of the body is invalid.
     #[error(transparent)]
     Broken(#[from] hyper::Error),
 }
 
 impl BodyError {
-    /// Returns whether an error was caused by a [`BodyError::Timeout`].
-    pub fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    /// Returns the error of the body that caused an error.
+    pub fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Self> {
         let mut next = Some(error);
         while let Some(error) = next {
-            if matches!(error.downcast_ref(), Some(Self::Timeout)) {
-                return true;
+            if let Some(found) = error.downcast_ref() {
+                return Some(found);
             }
             next = error.source();
         }
-        false
+        None
     }
 }
 
@@ -51,12 +59,19 @@ struct State {
     is_upload: AtomicBool,
     /// Whether the request body was read to its end.
     is_received: AtomicBool,
+    /// Memory of the request body.
+    memory: Held,
 }
 
 impl Exchange {
-    pub(crate) fn new(connections: Arc<Connections>, connection: u64) -> Self {
+    pub(crate) fn new(connections: Arc<Connections>, connection: u64, memory: Held) -> Self {
         let (is_upload, is_received) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self(Arc::new(State { connections, connection, is_upload, is_received }))
+        Self(Arc::new(State { connections, connection, is_upload, is_received, memory }))
+    }
+
+    /// Gives back the memory of the request body.
+    pub(crate) fn release_memory(&self) {
+        self.0.memory.release();
     }
 
     /// Keeps the connection open until the response ends, whatever other clients do. The response holds
@@ -86,12 +101,44 @@ pub(crate) struct RequestBody {
     client_timeout: ClientTimeout,
     metrics: Metrics,
     is_late: bool,
+    /// A part that has arrived and waits for memory.
+    waiting: Option<(Frame<Bytes>, Taking)>,
+    /// Whether it failed for lack of memory: the rest is read only to be discarded.
+    is_discarded: bool,
 }
 
 impl RequestBody {
     pub fn new(body: Incoming, exchange: Exchange, limit: Duration, metrics: Metrics) -> Self {
         exchange.0.is_received.store(body.is_end_stream(), Ordering::Relaxed);
-        Self { body, exchange, client_timeout: ClientTimeout::new(limit), metrics, is_late: false }
+        Self {
+            body,
+            exchange,
+            client_timeout: ClientTimeout::new(limit),
+            metrics,
+            is_late: false,
+            waiting: None,
+            is_discarded: false,
+        }
+    }
+
+    /// Passes a part on once there is memory for it.
+    fn poll_memory(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some((frame, mut taking)) = self.waiting.take() else { return Poll::Ready(None) };
+        match taking.poll(&self.exchange.0.memory, context) {
+            Poll::Pending => {
+                self.waiting = Some((frame, taking));
+                Poll::Pending
+            }
+            Poll::Ready(true) => Poll::Ready(Some(Ok(frame))),
+            Poll::Ready(false) => {
+                self.is_discarded = true;
+                self.metrics.refuse(Limit::RequestMemory);
+                Poll::Ready(Some(Err(BodyError::NoMemory)))
+            }
+        }
     }
 }
 
@@ -106,6 +153,9 @@ impl Body for RequestBody {
         if self.is_late {
             return Poll::Ready(Some(Err(BodyError::Timeout)));
         }
+        if self.waiting.is_some() {
+            return self.poll_memory(context);
+        }
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
             std::task::ready!(self.client_timeout.poll_end(context));
             self.is_late = true;
@@ -113,25 +163,37 @@ impl Body for RequestBody {
             return Poll::Ready(Some(Err(BodyError::Timeout)));
         };
         self.client_timeout.resume();
-        let state = &self.exchange.0;
+        let state = Arc::clone(&self.exchange.0);
         if frame.is_none() || self.body.is_end_stream() {
             state.is_received.store(true, Ordering::Relaxed);
         }
-        if state.is_upload.load(Ordering::Relaxed)
-            && let Some(Ok(frame)) = &frame
-        {
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
+        let Some(Ok(frame)) = frame else {
+            return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
+        };
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        let is_upload = state.is_upload.load(Ordering::Relaxed);
+        if is_upload {
             self.client_timeout.forgive(bytes);
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
+        match state.memory.take(bytes, is_upload).filter(|_| !self.is_discarded) {
+            None => Poll::Ready(Some(Ok(frame))),
+            Some(taking) => {
+                self.waiting = Some((frame, taking));
+                self.poll_memory(context)
+            }
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.waiting.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match &self.waiting {
+            None => self.body.size_hint(),
+            // The rest, without the part that waits.
+            Some(_) => SizeHint::default(),
+        }
     }
 }
 

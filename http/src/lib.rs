@@ -7,6 +7,7 @@
 //! - Over a bound on connections, the one that has waited longest is closed. Some connections are reserved
 //!   from admitted requests, so there is always one to close, and a health check is always served. This
 //!   needs no look at the request, and therefore works with TLS.
+//! - Request bodies in memory have one budget over all connections: [`Bounds::request_bytes`].
 //! - Every wait for a client ends in time: [`Bounds::client_timeout`].
 //! - A failed accept ends the server only if the listener itself is broken.
 //!
@@ -17,6 +18,8 @@ mod client_timeout;
 mod connections;
 mod exchange;
 mod metrics;
+mod proxies;
+mod request_memory;
 mod server;
 mod socket;
 mod tls;
@@ -24,6 +27,7 @@ mod tls;
 pub use connections::NotAdmitted;
 pub use exchange::{BodyError, Exchange};
 pub use metrics::{Limit, Metrics};
+pub use proxies::{InvalidNetwork, Network, Proxies};
 pub use server::{Bounds, Peer, SLACK, Server};
 pub use tls::{Tls, TlsError};
 

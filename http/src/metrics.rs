@@ -23,6 +23,8 @@ pub enum Limit {
     ReadTime,
     /// Requests of one address without a valid key, per second.
     StrangerRate,
+    /// Memory for request bodies.
+    RequestMemory,
 }
 
 impl Limit {
@@ -36,6 +38,7 @@ impl Limit {
             Self::BodyTime => "body_time",
             Self::ReadTime => "read_time",
             Self::StrangerRate => "stranger_rate",
+            Self::RequestMemory => "request_memory",
         }
     }
 }
@@ -50,6 +53,8 @@ struct Labels {
 pub struct Metrics {
     /// Open connections.
     pub(crate) connections: Gauge,
+    /// Bytes of request bodies in memory.
+    pub(crate) request_bytes: Gauge,
     refusals: Family<Labels, Counter>,
 }
 
@@ -57,6 +62,8 @@ impl Metrics {
     /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("http_connections", "Open HTTP connections", self.connections.clone());
+        let help = "Bytes of request bodies in memory";
+        registry.register("http_request_bytes", help, self.request_bytes.clone());
         let help = "Requests refused and connections closed, by limit";
         registry.register("http_refusals", help, self.refusals.clone());
     }

@@ -36,6 +36,8 @@ use crate::{
     accept::{AcceptFailures, is_exhaustion, is_of_connection},
     connections::Connections,
     exchange::{RequestBody, ResponseBody},
+    proxies::Proxies,
+    request_memory::RequestMemory,
     socket::Socket,
 };
 
@@ -63,6 +65,9 @@ pub struct Bounds {
     /// Longest wait for a client: for a body that is not an upload, or for the next part of an upload;
     /// half of it for a handshake or a request head; twice as long for the client to read.
     pub client_timeout: Duration,
+    /// Bytes of request bodies in memory, over all connections. A body that finds no room waits for a second and then
+    /// fails.
+    pub request_bytes: usize,
     /// Time after which a listener that accepts nothing counts as broken; `None` never gives up. Lack of
     /// file descriptors or memory does not count.
     pub give_up_after: Option<Duration>,
@@ -77,6 +82,7 @@ impl Bounds {
             reserved: if quarter < 64 { quarter } else { 64 },
             per_address: if eighth < 16 { 16 } else { eighth },
             client_timeout: Duration::from_secs(30),
+            request_bytes: 256 << 20,
             give_up_after: None,
         }
     }
@@ -91,11 +97,18 @@ impl Default for Bounds {
 /// The peer of a connection, in the extensions of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Address of the client, or of a proxy in between. Of an IPv6 address, the network (/64): one client
-    /// has all of it.
-    pub address: IpAddr,
-    /// Whether the connection uses TLS.
+    /// Address of the client, or of a proxy in between that is not one of [`Server::proxies`].
+    pub ip: IpAddr,
+    /// Whether the client uses TLS.
     pub is_secure: bool,
+}
+
+impl Peer {
+    /// Returns what limits per address count as one: an IPv4 address, or the network (/64) of an IPv6 address, because
+    /// one client has all of it.
+    pub fn network(&self) -> IpAddr {
+        network(self.ip)
+    }
 }
 
 /// Serves HTTP.
@@ -107,6 +120,10 @@ pub struct Server {
     pub tls: Option<Tls>,
     /// Counters of this server.
     pub metrics: Metrics,
+    /// Proxies that say for which client they forward a request.
+    pub proxies: Proxies,
+    /// Whether clients reach this server by HTTPS alone, through a proxy that does not say so.
+    pub is_https: bool,
 }
 
 impl Server {
@@ -123,6 +140,8 @@ impl Server {
         let mut stop = std::pin::pin!(stop);
         let permits = Arc::new(Semaphore::new(self.bounds.connections + SLACK));
         let connections = Arc::new(Connections::new(self.bounds, self.metrics.clone()));
+        let memory = self.metrics.request_bytes.clone();
+        let memory = Arc::new(RequestMemory::new(self.bounds.request_bytes, memory));
         let graceful = GracefulShutdown::new();
         let mut failures = AcceptFailures::default();
         loop {
@@ -137,7 +156,7 @@ impl Server {
                 () = &mut stop => break,
             };
             let (stream, address) = match accepted {
-                Ok((stream, address)) => (stream, network(address.ip())),
+                Ok((stream, address)) => (stream, address.ip().to_canonical()),
                 Err(error) if is_of_connection(&error) => continue,
                 Err(error) => {
                     failures.log(&error);
@@ -154,12 +173,18 @@ impl Server {
             failures.reset();
             let (server, connections) = (self.clone(), Arc::clone(&connections));
             let (router, watcher) = (router.clone(), graceful.watcher());
+            let memory = Arc::clone(&memory);
             // Before the next accept, so that connections are in the order of their arrival.
-            let connection = connections.open(address);
+            let connection = match self.proxies.contain(address) {
+                true => connections.open_of_proxy(network(address)),
+                false => connections.open(network(address)),
+            };
             tokio::spawn(async move {
                 let limit = server.bounds.client_timeout * 2;
                 let socket = Socket::new(stream, limit, server.metrics.clone());
-                let service = Service { server, connections, router, connection: connection.id() };
+                let connection_id = connection.id();
+                let service =
+                    Service { server, connections, memory, router, connection: connection_id };
                 tokio::select! {
                     biased;
                     () = connection.closed() => tracing::debug!("closed for another connection"),
@@ -189,6 +214,7 @@ fn network(address: IpAddr) -> IpAddr {
 struct Service {
     server: Server,
     connections: Arc<Connections>,
+    memory: Arc<RequestMemory>,
     router: Router,
     connection: u64,
 }
@@ -196,12 +222,13 @@ struct Service {
 impl Service {
     /// Performs the TLS handshake, if any, and serves requests.
     async fn run(self, socket: Socket, address: IpAddr, watcher: Watcher) {
+        let is_secure = self.server.is_https;
         let Some(tls) = self.server.tls.clone() else {
-            return self.requests(socket, Peer { address, is_secure: false }, watcher).await;
+            return self.requests(socket, Peer { ip: address, is_secure }, watcher).await;
         };
         match timeout(self.server.bounds.client_timeout / 2, tls.accept(socket)).await {
             Ok(Ok(stream)) => {
-                self.requests(stream, Peer { address, is_secure: true }, watcher).await;
+                self.requests(stream, Peer { ip: address, is_secure: true }, watcher).await;
             }
             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
             Err(_) => self.server.metrics.refuse(Limit::HandshakeTime),
@@ -215,13 +242,14 @@ impl Service {
         peer: Peer,
         watcher: Watcher,
     ) {
-        let Self { server, connections, router, connection } = self;
-        let (client_timeout, metrics) = (server.bounds.client_timeout, server.metrics);
+        let Self { server, connections, memory, router, connection } = self;
+        let Server { bounds: Bounds { client_timeout, .. }, metrics, proxies, .. } = server;
         let router = TowerToHyperService::new(router);
         let is_first = AtomicBool::new(true);
         let service = service_fn(|mut request: Request<Incoming>| {
             is_first.store(false, Ordering::Relaxed);
-            let exchange = Exchange::new(Arc::clone(&connections), connection);
+            let exchange = Exchange::new(Arc::clone(&connections), connection, memory.hold());
+            let peer = proxies.client(peer, request.headers());
             request.extensions_mut().insert(peer);
             request.extensions_mut().insert(exchange.clone());
             let request = request.map(|body| {
@@ -230,6 +258,7 @@ impl Service {
             let response = router.call(request);
             async move {
                 let mut response = response.await?;
+                exchange.release_memory();
                 // An error response may precede the end of the body; the unread rest then ends the
                 // connection. Without this header a client would send its next request on it.
                 if !exchange.is_received() {

@@ -18,9 +18,14 @@ use axum::{
     routing::{get, post},
 };
 use hyper::body::{Bytes, Frame, SizeHint};
-use tokio::{net::TcpListener, runtime::Runtime, sync::oneshot, task::JoinHandle};
+use tokio::{
+    net::TcpListener,
+    runtime::Runtime,
+    sync::{Semaphore, oneshot},
+    task::JoinHandle,
+};
 
-use crate::{Bounds, Exchange, Limit, Metrics, Server};
+use crate::{BodyError, Bounds, Exchange, Limit, Metrics, Server};
 
 /// Time that clients of these tests have.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -67,10 +72,11 @@ impl Drop for Endless {
 async fn receive(body: Body) -> (StatusCode, String) {
     match axum::body::to_bytes(body, 1 << 20).await {
         Ok(bytes) => (StatusCode::OK, bytes.len().to_string()),
-        Err(error) if crate::BodyError::is_timeout(&error) => {
-            (StatusCode::REQUEST_TIMEOUT, "late".to_owned())
-        }
-        Err(error) => (StatusCode::BAD_REQUEST, error.to_string()),
+        Err(error) => match BodyError::find(&error) {
+            Some(BodyError::Timeout) => (StatusCode::REQUEST_TIMEOUT, "late".to_owned()),
+            Some(BodyError::NoMemory) => (StatusCode::SERVICE_UNAVAILABLE, "full".to_owned()),
+            _ => (StatusCode::BAD_REQUEST, error.to_string()),
+        },
     }
 }
 
@@ -110,7 +116,7 @@ impl Running {
                 }),
             );
         let metrics = Metrics::default();
-        let server = Server { bounds, tls: None, metrics: metrics.clone() };
+        let server = Server { bounds, metrics: metrics.clone(), ..Server::default() };
         let (stop, stopped) = oneshot::channel::<()>();
         let until = async move {
             // A dropped sender is a stop, too.
@@ -254,6 +260,40 @@ fn upload_may_take_long_at_a_fair_rate_and_not_stop() {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("12288"), "{answer}");
     let mut stops = server.open((head("/upload", 9000) + "k").as_bytes());
     assert!(rest(&mut stops).starts_with("HTTP/1.1 408"));
+}
+
+#[test]
+fn bodies_of_all_connections_have_one_budget() {
+    let bounds = Bounds { request_bytes: 100_000, ..impatient() };
+    let (hold, held) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicBool::new(false)));
+    let (until, reached) = (Arc::clone(&hold), Arc::clone(&held));
+    let slow = post(async move |body: Body| {
+        let received = receive(body).await;
+        reached.store(true, Ordering::Relaxed);
+        let _ended = until.acquire().await;
+        received
+    });
+    let server = Running::with(bounds, Router::new().route("/slow", slow));
+    let ask =
+        |path, length| server.open(&[head(path, length).as_bytes(), &vec![7; length]].concat());
+    let mut first = ask("/slow", 60_000);
+    eventually("it has its body", || held.load(Ordering::Relaxed));
+    assert_eq!(server.metrics.request_bytes.get(), 60_000);
+    // The rest of the budget is free.
+    assert!(rest(&mut ask("/form", 30_000)).starts_with("HTTP/1.1 200"));
+    let refused = rest(&mut ask("/form", 60_000));
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.ends_with("full"), "{refused}");
+    assert_eq!(server.metrics.refusals(Limit::RequestMemory), 1);
+    assert!(server.is_healthy());
+    // A client that only announces a body takes nothing.
+    let _announced: Vec<TcpStream> =
+        (0..9).map(|_| server.open(head("/form", 1 << 19).as_bytes())).collect();
+    let mut waiting = ask("/form", 60_000);
+    hold.add_permits(1);
+    assert!(rest(&mut waiting).starts_with("HTTP/1.1 200"));
+    first.shutdown(Shutdown::Write).expect("open");
+    assert!(rest(&mut first).starts_with("HTTP/1.1 200"));
+    eventually("everything is given back", || server.metrics.request_bytes.get() == 0);
 }
 
 #[test]

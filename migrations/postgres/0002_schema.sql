@@ -17,3 +17,6 @@ CREATE TABLE tenant_limits (
     open_batches bigint,  -- unfinished ones
     keys         bigint   -- that are not revoked
 );
+
+-- The address that an operator's request came from; NULL: the command line, or an earlier release.
+ALTER TABLE audit ADD COLUMN address text;

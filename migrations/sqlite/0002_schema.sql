@@ -15,3 +15,5 @@ CREATE TABLE tenant_limits (
     open_batches INTEGER,
     keys         INTEGER
 ) WITHOUT ROWID;
+
+ALTER TABLE audit ADD COLUMN address TEXT;

@@ -102,5 +102,45 @@ fn scripts_of_chosen_sites_may_call_the_api() {
     let everyone = open.with(first.key());
     assert_eq!(allowed(&ask(&everyone, "GET", "/v1/models", ours)).as_deref(), Some("*"));
     let (code, _, stderr) = fleet.run(&["admin", "--cors-origin", "chat.example"]);
-    assert_eq!(code, Some(2), "{stderr}");
+    assert_eq!(code, Some(1), "{stderr}");
+}
+
+#[test]
+fn trusted_proxy_names_client_and_scheme() {
+    let fleet = Fleet::start();
+    let first = Admin::start(&fleet, &[]).first();
+    let url = ["--public-url", "https://llm.example"];
+    let admin = Admin::start(&fleet, &[&["--trusted-proxy", "127.0.0.0/8"], &url[..]].concat());
+    let (operator, stranger) = (admin.with(first.key()), admin.with(""));
+    let of = |address: &str| format!("X-Forwarded-For: {address}\r\nX-Forwarded-Proto: https\r\n");
+    let limit = json!({ "tenant": "acme", "keys": 3 }).to_string();
+    let length = format!("Content-Length: {}\r\n", limit.len());
+    let head = operator.head("POST", "/admin/v1/tenants/limits", &(of("192.0.2.7") + &length));
+    assert_eq!(operator.send((head + &limit).as_bytes()).status, 200);
+    let log = operator.get("/admin/v1/audit").json();
+    assert_eq!(log["data"][0]["address"], "192.0.2.7");
+    let form = format!("key={}", first.key());
+    let headers = format!("{}Origin: https://llm.example\r\n", of("192.0.2.7"));
+    let opened = stranger.form("/dashboard/login", "", &headers, &form);
+    assert_eq!(opened.status, 303, "{}", opened.text());
+    assert!(opened.cookie().starts_with("__secure-tritmill_session="), "{}", opened.cookie());
+    let kept = opened.header("strict-transport-security");
+    assert_eq!(kept, Some("max-age=31536000"));
+
+    // A proxy that is not trusted names no client; each address has its own limit.
+    let strict = ["--max-stranger-rate", "1"];
+    let trusting = Admin::start(&fleet, &[&["--trusted-proxy", "127.0.0.1"], &strict[..]].concat());
+    let plain = Admin::start(&fleet, &strict);
+    for (admin, expect) in [(&trusting, 0), (&plain, 3)] {
+        let refused = (1..9).filter(|last| {
+            let client = of(&format!("192.0.2.{last}"));
+            ask(&admin.with(""), "GET", "/v1/models", &client).status == 429
+        });
+        assert!(refused.count() >= expect, "{expect}");
+    }
+    let one = (1..9)
+        .filter(|_| ask(&trusting.with(""), "GET", "/v1/models", &of("192.0.2.1")).status == 429);
+    assert!(one.count() >= 2);
+    let (code, _, stderr) = fleet.run(&["admin", "--trusted-proxy", "proxy.example"]);
+    assert_eq!(code, Some(1), "{stderr}");
 }

@@ -87,7 +87,7 @@ async fn serve_within(
         Some(blocks) => router.route("/kv/{hash}", get(block).with_state(Arc::new(blocks))),
         None => router,
     };
-    let server = Server { bounds, tls: None, metrics: http };
+    let server = Server { bounds, metrics: http, ..Server::default() };
     server.serve(listener, router, std::future::pending()).await
 }
 

@@ -30,7 +30,7 @@ pub(crate) async fn require_session(
     if caller.role < role {
         return view::error(Some(&caller), &ApiError::forbidden(role));
     }
-    if request.method() != Method::GET && !session::is_same_site(request.headers()) {
+    if request.method() != Method::GET && !session::is_same_site(&app.site, request.headers()) {
         return view::error(Some(&caller), &ApiError::other_site());
     }
     request.extensions_mut().insert(visitor);
@@ -53,18 +53,19 @@ async fn visitor(
     let of_server = ApiError::unauthorized;
     let peer = *extensions.get::<Peer>().ok_or_else(of_server)?;
     let exchange = extensions.get::<Exchange>().ok_or_else(of_server)?;
-    let Some(session) = session::of_cookie(headers) else {
+    let Some(session) = session::of_cookie(headers, peer) else {
         app.rate_limiter.admit_stranger(peer)?;
         return Ok(None);
     };
     app.rate_limiter.admit_secret(&session, peer)?;
-    let Some(visitor) = session::of_session(app, session).await? else {
+    let Some(mut visitor) = session::of_session(app, session).await? else {
         app.rate_limiter.forget(&session);
         return Ok(None);
     };
     let (key, tenant) = (visitor.caller.key, &visitor.caller.tenant);
     let admitted = app.rate_limiter.admit(session, key, exchange);
     admitted.inspect_err(|error| app.metrics.refusals.count_error(error, tenant))?;
+    visitor.caller.address = Some(peer.ip);
     Ok(Some(visitor))
 }
 

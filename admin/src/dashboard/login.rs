@@ -10,7 +10,6 @@ use axum::{
     response::{IntoResponse as _, Redirect, Response},
 };
 use serde::Deserialize;
-use tritmill_http::BodyError;
 
 use super::{Content, PageResult, Visit, session, view};
 use crate::{ApiError, App, Peer, Secret};
@@ -43,6 +42,9 @@ pub(crate) async fn show(Query(Next { next }): Query<Next>) -> Response {
     form(StatusCode::OK, session::destination(&next), None)
 }
 
+/// Most bytes of the login form, which strangers may send.
+pub(crate) const FORM_BYTES_MAX: usize = 16 << 10;
+
 /// The login form.
 #[derive(Deserialize)]
 pub(crate) struct Credentials {
@@ -59,20 +61,21 @@ pub(crate) async fn log_in(
     headers: HeaderMap,
     credentials: Result<Form<Credentials>, FormRejection>,
 ) -> Response {
-    if !session::is_same_site(&headers) {
+    if !session::is_same_site(&app.site, &headers) {
         return view::error(None, &ApiError::other_site());
     }
     let Credentials { key, next } = match credentials {
         Ok(Form(credentials)) => credentials,
-        Err(error) if BodyError::is_timeout(&error) => {
-            return view::error(None, &ApiError::request_timeout());
-        }
-        Err(_) => {
-            return form(StatusCode::BAD_REQUEST, session::HOME, Some("The form cannot be read."));
-        }
+        Err(error) => match ApiError::of_body(&error) {
+            Some(error) => return view::error(None, &error),
+            None => {
+                let problem = "The form cannot be read.";
+                return form(StatusCode::BAD_REQUEST, session::HOME, Some(problem));
+            }
+        },
     };
     let next = session::destination(&next);
-    if let Err(wait) = app.logins.admit(peer.address, Instant::now()) {
+    if let Err(wait) = app.logins.admit(peer.network(), Instant::now()) {
         let seconds = wait.as_secs() + 1;
         let problem = format!("Too many attempts. Try again in {seconds} s.");
         return form(StatusCode::TOO_MANY_REQUESTS, next, Some(&problem));

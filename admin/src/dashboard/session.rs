@@ -16,7 +16,7 @@ use axum_extra::extract::{
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::{ApiError, App, Caller, Peer, Secret, store::keys::KeyHash};
+use crate::{ApiError, App, Caller, Peer, Secret, Site, WebOrigin, store::keys::KeyHash};
 
 /// Lifetime of a session.
 pub(super) const LIFETIME: Duration = Duration::from_secs(12 * 3600);
@@ -25,6 +25,7 @@ pub(crate) const HOME: &str = "/dashboard";
 /// Path of the login page.
 pub(super) const LOGIN: &str = "/dashboard/login";
 const SESSION: &str = "tritmill_session";
+const SECURE_SESSION: &str = "__Secure-tritmill_session";
 const NOTICE: &str = "tritmill_notice";
 /// Longest notice of an action, in characters, and how long it waits to be shown.
 const NOTICE_CHARS_MAX: usize = 300;
@@ -38,10 +39,17 @@ pub(super) struct Visitor {
     pub caller: Caller,
 }
 
+/// Returns the name of the session cookie. With the prefix, browsers take the cookie by HTTPS alone, so that a
+/// network cannot plant one.
+fn session_name(peer: Peer) -> &'static str {
+    if peer.is_secure { SECURE_SESSION } else { SESSION }
+}
+
 /// Returns the hash of the session cookie's secret, if there is one.
-pub(super) fn of_cookie(headers: &HeaderMap) -> Option<KeyHash> {
+pub(super) fn of_cookie(headers: &HeaderMap, peer: Peer) -> Option<KeyHash> {
     let cookies = CookieJar::from_headers(headers);
-    let secret = cookies.get(SESSION).and_then(|cookie| Secret::parse(cookie.value()))?;
+    let secret =
+        cookies.get(session_name(peer)).and_then(|cookie| Secret::parse(cookie.value()))?;
     Some(secret.hash())
 }
 
@@ -67,24 +75,28 @@ pub(super) fn destination(next: &str) -> &str {
 }
 
 /// Whether the browser says that a page of this site sent the form: by `Sec-Fetch-Site`, which scripts
-/// cannot set, or by the origin, because browsers omit that header without TLS.
-pub(super) fn is_same_site(headers: &HeaderMap) -> bool {
+/// cannot set, or by the origin, because browsers omit that header without TLS. A proxy may have changed the host.
+pub(super) fn is_same_site(site: &Site, headers: &HeaderMap) -> bool {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     if let Some(site) = text("sec-fetch-site") {
         return site == "same-origin";
     }
-    let origin = text(ORIGIN.as_str()).and_then(|origin| origin.split_once("://"));
+    let origin = text(ORIGIN.as_str());
+    if origin.is_some() && origin == site.public_url.as_ref().map(WebOrigin::as_str) {
+        return true;
+    }
+    let origin = origin.and_then(|origin| origin.split_once("://"));
     matches!((origin, text(HOST.as_str())), (Some((_, origin)), Some(host)) if origin == host)
 }
 
 /// The cookie of a new session.
 pub(super) fn opened(secret: &Secret, peer: Peer) -> CookieJar {
-    CookieJar::new().add(cookie(SESSION, secret.reveal().to_owned(), LIFETIME, peer))
+    CookieJar::new().add(cookie(session_name(peer), secret.reveal().to_owned(), LIFETIME, peer))
 }
 
 /// The cookie that ends a session.
 pub(super) fn closed(peer: Peer) -> CookieJar {
-    CookieJar::new().add(cookie(SESSION, String::new(), Duration::ZERO, peer))
+    CookieJar::new().add(cookie(session_name(peer), String::new(), Duration::ZERO, peer))
 }
 
 /// Adds a notice that the next page shows once.
@@ -131,9 +143,13 @@ mod tests {
 
     #[test]
     fn only_forms_of_this_site_are_accepted() {
+        let public_url = Some("https://public.example".parse().expect("an origin"));
+        let site = Site { public_url, ..Site::default() };
         let check = |pairs: &[(&'static str, &'static str)], expect: bool| {
-            assert_eq!(is_same_site(&headers(pairs)), expect, "{pairs:?}");
+            assert_eq!(is_same_site(&site, &headers(pairs)), expect, "{pairs:?}");
         };
+        check(&[("origin", "https://public.example"), ("host", "10.0.0.7:8080")], true);
+        check(&[("origin", "http://public.example"), ("host", "10.0.0.7:8080")], false);
         check(&[], false);
         check(&[("sec-fetch-site", "same-origin")], true);
         check(&[("sec-fetch-site", "same-site")], false);
@@ -141,6 +157,24 @@ mod tests {
         check(&[("origin", "http://a:8080"), ("host", "a:8080")], true);
         check(&[("origin", "http://b:8080"), ("host", "a:8080")], false);
         check(&[("origin", "null"), ("host", "a:8080")], false);
+    }
+
+    #[test]
+    fn session_by_https_has_a_name_that_http_cannot_set() {
+        let secret = Secret::generate();
+        for (is_secure, name) in [(true, "__Secure-tritmill_session"), (false, "tritmill_session")]
+        {
+            let peer = Peer { ip: [127, 0, 0, 1].into(), is_secure };
+            let response = (opened(&secret, peer), ()).into_response();
+            let cookie = response.headers()[SET_COOKIE].to_str().expect("ASCII");
+            assert!(cookie.starts_with(&format!("{name}=tm-")), "{cookie}");
+            assert_eq!(cookie.contains("; Secure"), is_secure);
+            let mut sent = HeaderMap::new();
+            let pair = cookie.split("; ").next().expect("a pair");
+            sent.insert(COOKIE, pair.parse().expect("a header"));
+            assert_eq!(of_cookie(&sent, peer), Some(secret.hash()));
+            assert_eq!(of_cookie(&sent, Peer { is_secure: !is_secure, ..peer }), None);
+        }
     }
 
     #[test]
@@ -164,7 +198,7 @@ mod tests {
 
     #[test]
     fn notice_survives_its_cookie_until_it_is_removed() {
-        let peer = Peer { address: [127, 0, 0, 1].into(), is_secure: true };
+        let peer = Peer { ip: [127, 0, 0, 1].into(), is_secure: true };
         // What a browser that received these cookies sends back.
         let sent_back = |cookies: CookieJar| {
             let response = (cookies, ()).into_response();

@@ -10,7 +10,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
-use tritmill_http::BodyError;
 
 use super::assets;
 use crate::{ApiError, Caller, store::KeyRole};
@@ -139,8 +138,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for PageForm<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, PageError> {
         match Form::from_request(request, state).await {
             Ok(Form(form)) => Ok(Self(form)),
-            Err(error) if BodyError::is_timeout(&error) => Err(ApiError::request_timeout().into()),
-            Err(error) => Err(ApiError::invalid("invalid_form", error.body_text()).into()),
+            Err(error) => {
+                let invalid = || ApiError::invalid("invalid_form", error.body_text());
+                Err(ApiError::of_body(&error).unwrap_or_else(invalid).into())
+            }
         }
     }
 }

@@ -20,7 +20,6 @@ use axum::{
 use bytes::Bytes;
 use futures_util::Stream;
 use multer::{Field, Multipart};
-use tritmill_http::BodyError;
 
 use crate::{ApiError, Exchange, extract};
 
@@ -67,10 +66,10 @@ pub(crate) struct Part {
 
 /// Returns the next value of the parser.
 fn parsed<T>(next: multer::Result<T>, unparsed: &AtomicUsize) -> Result<T, ApiError> {
-    let value = next.map_err(|error| match BodyError::is_timeout(&error) {
-        true => ApiError::request_timeout(),
+    let value = next.map_err(|error| {
         // The parser's messages quote no content.
-        false => ApiError::invalid("invalid_multipart", format!("invalid form: {error}")),
+        let invalid = || ApiError::invalid("invalid_multipart", format!("invalid form: {error}"));
+        ApiError::of_body(&error).unwrap_or_else(invalid)
     })?;
     unparsed.store(0, Ordering::Relaxed);
     Ok(value)

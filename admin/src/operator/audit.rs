@@ -23,6 +23,7 @@ pub(crate) async fn record(
         at: Timestamp::default(),
         key: Some(caller.key),
         key_name: caller.name.clone(),
+        address: caller.address.map(|address| address.to_string()),
         action: action.to_owned(),
         target: target.to_owned(),
         detail,
@@ -53,6 +54,8 @@ pub(crate) struct AuditEntryView {
     /// API key; null for the command line.
     key_id: Option<String>,
     key_name: String,
+    /// Address that the request came from; null for the command line.
+    address: Option<String>,
     #[schema(examples("queue.pause"))]
     action: String,
     /// What the action applied to.
@@ -69,6 +72,7 @@ impl From<AuditEntry> for AuditEntryView {
             at_ms: line.at.0,
             key_id: line.key.map(|key| key.to_string()),
             key_name: line.key_name,
+            address: line.address,
             action: line.action,
             target: line.target,
             detail: line.detail,

@@ -19,6 +19,8 @@ pub struct AuditEntry {
     pub key: Option<Uuid>,
     /// Name of the key.
     pub key_name: String,
+    /// Address that the operator's request came from; `None` for the command line.
+    pub address: Option<String>,
     /// The action, e.g. `queue.pause`.
     pub action: String,
     /// Target of the action: the name of a queue, a worker or a tenant.
@@ -35,6 +37,7 @@ impl AuditEntry {
             at: Timestamp::default(),
             key: None,
             key_name: "command line".to_owned(),
+            address: None,
             action: action.to_owned(),
             target: target.to_owned(),
             detail,
