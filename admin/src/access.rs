@@ -50,12 +50,12 @@ pub(crate) struct Caller {
 impl Caller {
     /// Whether the caller may act on all tenants.
     pub fn may_operate(&self) -> bool {
-        self.role >= KeyRole::Operate
+        self.role.includes(KeyRole::Operate)
     }
 
     /// Whether the caller may submit work for its tenant.
     pub fn may_submit(&self) -> bool {
-        self.role >= KeyRole::Submit
+        self.role.includes(KeyRole::Submit)
     }
 }
 
@@ -113,7 +113,8 @@ fn admit(
 ) -> Result<Caller, ApiError> {
     let exchange = request.extensions().get::<Exchange>().ok_or_else(ApiError::unauthorized)?;
     app.rate_limiter.admit(secret, key.id, exchange)?;
-    match key.role >= role {
+    app.key_uses.note(app, key.id);
+    match key.role.includes(role) {
         true => {
             let address = request.extensions().get().map(|peer: &Peer| peer.ip);
             Ok(Caller { address, ..key.into() })

@@ -14,6 +14,7 @@ use crate::{
     health::Readiness,
     job_waiter::JobWaiter,
     key_reads::KeyReads,
+    key_uses::KeyUses,
     metrics::Metrics,
     models::Models,
     new_key,
@@ -96,6 +97,7 @@ pub struct State {
     pub(crate) logins: Throttle<IpAddr>,
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) key_reads: KeyReads,
+    pub(crate) key_uses: KeyUses,
     pub(crate) readiness: Readiness,
     /// Wakes the batch driver.
     pub(crate) batch_changed: Notify,
@@ -140,6 +142,7 @@ impl App {
             logins: Throttle::new(LOGINS, LOGIN_REFILL),
             rate_limiter: RateLimiter::new(limits.callers, metrics.http.clone()),
             key_reads: KeyReads::default(),
+            key_uses: KeyUses::default(),
             readiness: Readiness::default(),
             batch_changed: Notify::new(),
             webhook_due: Notify::new(),

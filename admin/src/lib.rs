@@ -28,6 +28,7 @@ mod file_writer;
 mod health;
 mod job_waiter;
 mod key_reads;
+mod key_uses;
 mod metrics;
 mod models;
 mod openai;

@@ -17,7 +17,7 @@ use crate::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
         tenants, workers,
     },
-    store::KeyRole::{Operate, Read, Submit},
+    store::KeyRole::{Manage, Metrics, Operate, Read, Submit},
 };
 
 /// A route.
@@ -42,22 +42,25 @@ const fn route(
 
 const READ: Access = Access::Key(Read);
 const SUBMIT: Access = Access::Key(Submit);
+const MANAGE: Access = Access::Key(Manage);
+const METRICS: Access = Access::Key(Metrics);
 const OPERATE: Access = Access::Key(Operate);
 const READ_PAGE: Access = Access::Page(Read);
 const SUBMIT_PAGE: Access = Access::Page(Submit);
+const MANAGE_PAGE: Access = Access::Page(Manage);
 const OPERATE_PAGE: Access = Access::Page(Operate);
 
-/// Every route of the service.
-#[rustfmt::skip]
-pub const ROUTES: &[Route] = &[
 /// Bounds the form that strangers may send.
 fn login_form() -> DefaultBodyLimit {
     DefaultBodyLimit::max(pages::login::FORM_BYTES_MAX)
 }
 
+/// Every route of the service.
+#[rustfmt::skip]
+pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/healthz",                   Access::Public, || get(health::alive)),
     route(Method::GET,    "/readyz",                    Access::Public, || get(health::ready)),
-    route(Method::GET,    "/metrics",                   OPERATE, || get(health::metrics)),
+    route(Method::GET,    "/metrics",                   METRICS, || get(health::metrics)),
     route(Method::GET,    "/openapi.json",              Access::Public, || get(openapi::document)),
     route(Method::GET,    "/v1/models",                 READ,    || get(models::list)),
     route(Method::GET,    "/v1/models/{*model}",        READ,    || get(models::one)),
@@ -99,9 +102,9 @@ fn login_form() -> DefaultBodyLimit {
     route(Method::GET,    "/admin/v1/integrity",        OPERATE, || get(history::integrity)),
     route(Method::GET,    "/admin/v1/workers",          OPERATE, || get(workers::list)),
     route(Method::POST,   "/admin/v1/workers/drain",    OPERATE, || post(workers::drain)),
-    route(Method::GET,    "/admin/v1/keys",             OPERATE, || get(keys::list)),
-    route(Method::POST,   "/admin/v1/keys",             OPERATE, || post(keys::create)),
-    route(Method::DELETE, "/admin/v1/keys/{id}",        OPERATE, || delete(keys::revoke)),
+    route(Method::GET,    "/admin/v1/keys",             MANAGE,  || get(keys::list)),
+    route(Method::POST,   "/admin/v1/keys",             MANAGE,  || post(keys::create)),
+    route(Method::DELETE, "/admin/v1/keys/{id}",        MANAGE,  || delete(keys::revoke)),
     route(Method::GET,    "/admin/v1/tenants/limits",   OPERATE, || get(tenants::list)),
     route(Method::POST,   "/admin/v1/tenants/limits",   OPERATE, || post(tenants::limit)),
     route(Method::POST,   "/admin/v1/tenants/erase",    OPERATE, || post(keys::erase)),
@@ -134,9 +137,9 @@ fn login_form() -> DefaultBodyLimit {
     route(Method::POST,   "/dashboard/batches/{id}/cancel", SUBMIT_PAGE, || post(pages::batches::cancel)),
     route(Method::GET,    "/dashboard/files/{id}",      READ_PAGE, || get(pages::batches::download)),
     route(Method::GET,    "/dashboard/audit",           OPERATE_PAGE, || get(pages::audit::list)),
-    route(Method::GET,    "/dashboard/keys",            OPERATE_PAGE, || get(pages::keys::list)),
-    route(Method::POST,   "/dashboard/keys",            OPERATE_PAGE, || post(pages::keys::create)),
-    route(Method::POST,   "/dashboard/keys/{id}/revoke", OPERATE_PAGE, || post(pages::keys::revoke)),
+    route(Method::GET,    "/dashboard/keys",            MANAGE_PAGE, || get(pages::keys::list)),
+    route(Method::POST,   "/dashboard/keys",            MANAGE_PAGE, || post(pages::keys::create)),
+    route(Method::POST,   "/dashboard/keys/{id}/revoke", MANAGE_PAGE, || post(pages::keys::revoke)),
 ];
 
 impl Route {

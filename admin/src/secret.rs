@@ -48,11 +48,20 @@ impl Secret {
     }
 }
 
-/// Creates an API key and its secret. The store sets the time of creation.
+/// Creates an API key without an expiry, and its secret. The store sets the time of creation.
 pub fn new_key(tenant: Tenant, role: KeyRole, name: &str) -> (ApiKey, Secret) {
     let created_at = Timestamp::default();
     let name = name.to_owned();
-    let key = ApiKey { id: Uuid::now_v7(), tenant, role, name, created_at, revoked_at: None };
+    let key = ApiKey {
+        id: Uuid::now_v7(),
+        tenant,
+        role,
+        name,
+        created_at,
+        revoked_at: None,
+        expires_at: None,
+        last_used_at: None,
+    };
     (key, Secret::generate())
 }
 

@@ -17,7 +17,10 @@ use tritmill_admin::store::{
     },
     sessions::SESSIONS_PER_KEY_MAX,
 };
-use tritmill_queue::{Tenant, Timestamp, store::Page};
+use tritmill_queue::{
+    Tenant, Timestamp,
+    store::{Page, SqliteStore},
+};
 use uuid::Uuid;
 
 fn tenant(name: &str) -> Tenant {
@@ -26,7 +29,16 @@ fn tenant(name: &str) -> Tenant {
 
 fn key(role: KeyRole) -> ApiKey {
     let (tenant, created_at) = (tenant("acme"), Timestamp::default());
-    ApiKey { id: Uuid::now_v7(), tenant, role, name: "k".into(), created_at, revoked_at: None }
+    ApiKey {
+        id: Uuid::now_v7(),
+        tenant,
+        role,
+        name: "k".into(),
+        created_at,
+        revoked_at: None,
+        expires_at: None,
+        last_used_at: None,
+    }
 }
 
 #[tokio::test]
@@ -47,6 +59,34 @@ async fn key_is_valid_until_revoked_and_only_one_is_first() {
             keys.iter().map(|key| key.revoked_at.is_some()).collect::<Vec<_>>(),
             [false, true]
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn key_expires_and_its_use_is_noted() {
+    all(async |rig: Rig| {
+        let (store, hour) = (&rig.store, Duration::from_secs(3600));
+        let now = store.now().await.unwrap();
+        let one = ApiKey { expires_at: Some(now.after(hour)), ..key(KeyRole::Manage) };
+        let other = ApiKey { tenant: tenant("other"), ..key(KeyRole::Metrics) };
+        store.add_key(&one, &[1; 32]).await.unwrap();
+        store.add_key(&other, &[2; 32]).await.unwrap();
+        store.add_session(&[10; 32], one.id, hour * 9).await.unwrap();
+        rig.advance(hour / 2);
+        store.note_key_use(one.id).await.unwrap();
+        let of_acme = store.keys_of(&tenant("acme")).await.unwrap();
+        assert_eq!(of_acme.iter().map(|key| key.id).collect::<Vec<_>>(), [one.id]);
+        assert_eq!(of_acme[0].last_used_at, Some(now.after(hour / 2)));
+        assert_eq!(of_acme[0].expires_at, one.expires_at);
+        assert!(store.key(&[1; 32]).await.unwrap().is_some());
+        assert!(store.session(&[10; 32]).await.unwrap().is_some());
+        assert_eq!(store.tenant_account(&tenant("acme")).await.unwrap().used.keys, 1);
+        rig.advance(hour / 2);
+        assert_eq!(store.key(&[1; 32]).await.unwrap(), None, "it has expired");
+        assert_eq!(store.session(&[10; 32]).await.unwrap(), None, "its key has expired");
+        assert_eq!(store.tenant_account(&tenant("acme")).await.unwrap().used.keys, 0);
+        assert_eq!(store.key(&[2; 32]).await.unwrap().unwrap().last_used_at, None);
     })
     .await;
 }
@@ -87,6 +127,31 @@ async fn session_is_valid_until_it_ends_or_its_key_is_revoked() {
         assert_eq!(store.session(&[101; 32]).await.unwrap(), None, "the key is revoked");
     })
     .await;
+}
+
+#[tokio::test]
+async fn keys_and_sessions_of_the_first_release_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, schema) = (folder.path().join("jobs.sqlite"), folder.path().join("schema"));
+    std::fs::create_dir(&schema).unwrap();
+    let first = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations/sqlite/0001_schema.sql");
+    std::fs::copy(first, schema.join("0001_schema.sql")).unwrap();
+    let url = format!("sqlite://{}?mode=rwc", file.display());
+    let pool = sqlx::SqlitePool::connect(&url).await.unwrap();
+    sqlx::migrate::Migrator::new(schema).await.unwrap().run(&pool).await.unwrap();
+    let id = Uuid::now_v7();
+    let key = "INSERT INTO api_keys (id, hash, tenant, role, name, created_at)
+               VALUES ($1, $2, 'acme', 'submit', 'k', 7)";
+    sqlx::query(key).bind(id).bind([1_u8; 32].as_slice()).execute(&pool).await.unwrap();
+    let session = "INSERT INTO sessions (hash, key_id, expires_at) VALUES ($1, $2, $3)";
+    let session = sqlx::query(session).bind([10_u8; 32].as_slice()).bind(id).bind(i64::MAX);
+    session.execute(&pool).await.unwrap();
+    pool.close().await;
+
+    let store: Box<dyn TestStore> = Box::new(SqliteStore::open(&file).await.unwrap());
+    let kept = store.key(&[1; 32]).await.unwrap().unwrap();
+    assert_eq!((kept.id, kept.role, kept.expires_at), (id, KeyRole::Submit, None));
+    assert_eq!(store.session(&[10; 32]).await.unwrap().unwrap(), kept);
 }
 
 fn file(owner: &Tenant) -> StoredFile {
@@ -230,6 +295,7 @@ async fn audit_log_is_newest_first() {
                 at: Timestamp::default(),
                 key: None,
                 key_name: "night shift".into(),
+                address: Some("192.0.2.7".into()),
                 action: "queue.pause".into(),
                 target: target.into(),
                 detail: serde_json::json!({ "why": "smoke" }),
@@ -243,11 +309,10 @@ async fn audit_log_is_newest_first() {
         let seen: Vec<Uuid> = acts.iter().map(|line| line.id).collect();
         assert_eq!(seen, [ids[2], ids[1]]);
         assert_eq!(acts[0].at.since(acts[1].at), Duration::from_secs(1));
+        assert_eq!(acts[0].address.as_deref(), Some("192.0.2.7"));
         assert_eq!((acts[0].detail["why"].as_str(), &*acts[0].target), (Some("smoke"), "c"));
         let rest = store.audit_log(Page { after: Some(ids[1]), ..page }).await.unwrap();
         assert_eq!(rest.len(), 1);
     })
     .await;
 }
-                address: Some("192.0.2.7".into()),
-        assert_eq!(acts[0].address.as_deref(), Some("192.0.2.7"));

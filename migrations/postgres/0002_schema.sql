@@ -20,3 +20,11 @@ CREATE TABLE tenant_limits (
 
 -- The address that an operator's request came from; NULL: the command line, or an earlier release.
 ALTER TABLE audit ADD COLUMN address text;
+
+-- Keys that expire, keys of scrapers and of a tenant's own administrators, and when a key was used, within an hour.
+ALTER TABLE api_keys
+    ADD COLUMN expires_at bigint,
+    ADD COLUMN last_used_at bigint,
+    DROP CONSTRAINT api_keys_role_check,
+    ADD CONSTRAINT api_keys_role_check CHECK (role IN ('metrics', 'read', 'submit', 'manage', 'operate'));
+CREATE INDEX api_keys_by_tenant ON api_keys (tenant, id);

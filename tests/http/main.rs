@@ -16,6 +16,7 @@ mod fleet;
 mod headers;
 mod hostile;
 mod hostile_crowd;
+mod keys;
 mod kv_peers;
 mod metrics;
 mod openai;

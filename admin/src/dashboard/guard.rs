@@ -27,7 +27,7 @@ pub(crate) async fn require_session(
         Err(error) => return view::error(None, &error),
     };
     let caller = visitor.caller.clone();
-    if caller.role < role {
+    if !caller.role.includes(role) {
         return view::error(Some(&caller), &ApiError::forbidden(role));
     }
     if request.method() != Method::GET && !session::is_same_site(&app.site, request.headers()) {
@@ -65,6 +65,7 @@ async fn visitor(
     let (key, tenant) = (visitor.caller.key, &visitor.caller.tenant);
     let admitted = app.rate_limiter.admit(session, key, exchange);
     admitted.inspect_err(|error| app.metrics.refusals.count_error(error, tenant))?;
+    app.key_uses.note(app, key);
     visitor.caller.address = Some(peer.ip);
     Ok(Some(visitor))
 }

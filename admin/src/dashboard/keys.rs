@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::{Content, PageError, PageForm, PageResult, Visit, filters};
 use crate::{
-    ApiError, App,
-    operator::keys::{create_key, revoke_key},
+    ApiError, App, Caller,
+    operator::keys::{KeyWish, create_key, revoke_key, visible},
     store::ApiKey,
 };
 
@@ -23,7 +23,8 @@ const NAME_MAX: usize = 64;
 struct KeysView {
     now: Timestamp,
     keys: Vec<ApiKey>,
-    /// The visitor's own key.
+    /// The visitor, and its own key.
+    caller: Caller,
     own: Uuid,
     /// A key that was just created, and its secret.
     created: Option<(ApiKey, String)>,
@@ -31,18 +32,34 @@ struct KeysView {
 
 async fn load(
     app: &App,
-    own: Uuid,
+    caller: Caller,
     created: Option<(ApiKey, String)>,
 ) -> Result<Content, PageError> {
-    let mut keys = app.store.keys().await?;
+    let (mut keys, now) = (visible(app, &caller).await?, app.client.now().await?);
     // Active keys first, the latest first.
-    keys.sort_by_key(|key| (key.revoked_at.is_some(), Reverse(key.created_at)));
-    Ok(Content::new("API keys", &KeysView { now: app.client.now().await?, keys, own, created }))
+    keys.sort_by_key(|key| (!is_active(key, now), Reverse(key.created_at)));
+    let own = caller.key;
+    Ok(Content::new("API keys", &KeysView { now, keys, caller, own, created }))
 }
 
-/// Shows all keys.
+fn is_active(key: &ApiKey, now: Timestamp) -> bool {
+    key.revoked_at.is_none() && key.expires_at.is_none_or(|at| at > now)
+}
+
+impl KeysView {
+    fn is_active(&self, key: &ApiKey) -> bool {
+        is_active(key, self.now)
+    }
+
+    /// Whether the visitor may revoke a key.
+    fn may_revoke(&self, key: &ApiKey) -> bool {
+        self.is_active(key) && self.caller.role.grants(key.role)
+    }
+}
+
+/// Shows the keys of the visitor's tenant; to operators, all keys.
 pub(crate) async fn list(visit: Visit) -> PageResult {
-    visit.show(|app, caller| async move { load(&app, caller.key, None).await }).await
+    visit.show(|app, caller| async move { load(&app, caller, None).await }).await
 }
 
 /// The form to create a key.
@@ -52,6 +69,9 @@ pub(crate) struct KeyForm {
     role: String,
     #[serde(default)]
     name: String,
+    /// Days until it expires; empty: never.
+    #[serde(default)]
+    days: String,
 }
 
 /// Creates a key and shows its secret once.
@@ -61,9 +81,17 @@ pub(crate) async fn create(visit: Visit, PageForm(form): PageForm<KeyForm>) -> P
         "" => String::new(),
         name => checked_name("name", name)?,
     };
-    let (key, secret) = create_key(&visit.app, &visit.caller, tenant, &form.role, &name).await?;
+    let days = match form.days.trim() {
+        "" => None,
+        days => Some(days.parse::<u64>().map_err(|_| {
+            ApiError::invalid_value("days", "days must be a number, or empty for no expiry")
+        })?),
+    };
+    let expires_after_s = days.map(|days| days.saturating_mul(86_400));
+    let wish = KeyWish { tenant, role: &form.role, name: &name, expires_after_s };
+    let (key, secret) = create_key(&visit.app, &visit.caller, wish).await?;
     let created = Some((key, secret.reveal().to_owned()));
-    let view = load(&visit.app, visit.caller.key, created).await?;
+    let view = load(&visit.app, visit.caller.clone(), created).await?;
     Ok(visit.page(StatusCode::CREATED, &view))
 }
 

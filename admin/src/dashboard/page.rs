@@ -78,6 +78,6 @@ impl Visit {
 /// Redirects to the first page that the visitor may see.
 pub(crate) async fn home(visit: Visit) -> Redirect {
     let mut links = LINKS.iter().copied().flatten();
-    let first = links.find(|link| link.role <= visit.caller.role);
+    let first = links.find(|link| visit.caller.role.includes(link.role));
     Redirect::to(first.map_or(session::LOGIN, |link| link.href))
 }

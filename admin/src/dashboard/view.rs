@@ -66,7 +66,7 @@ pub(super) const LINKS: [&[Link]; 3] = [
         link("/dashboard/integrity", "Integrity", KeyRole::Operate, "M8 2 3 4v4c0 3 2.2 5 5 6 2.8-1 5-3 5-6V4L8 2ZM5.8 8l1.6 1.6L10.4 6.5"),
     ],
     &[
-        link("/dashboard/keys", "API keys", KeyRole::Operate, "M7 9.5a3 3 0 1 1-1-1l6-6 1.5 1.5-1.2 1.2m-2 2L9 6"),
+        link("/dashboard/keys", "API keys", KeyRole::Manage, "M7 9.5a3 3 0 1 1-1-1l6-6 1.5 1.5-1.2 1.2m-2 2L9 6"),
         link("/dashboard/audit", "Audit log", KeyRole::Operate, "M4 2.5h5.5L12 5v8.5H4zM9.5 2.5V5H12M6 8h4m-4 2.5h4"),
     ],
 ];
@@ -165,7 +165,7 @@ pub(super) fn framed(
 ) -> Response {
     let Content { title, html: content } = page;
     let visible = |group: &&'static [Link]| -> Vec<_> {
-        group.iter().filter(|link| link.role <= caller.role).collect()
+        group.iter().filter(|link| caller.role.includes(link.role)).collect()
     };
     let groups = LINKS.iter().map(visible).filter(|group| !group.is_empty()).collect();
     let version = assets::version();

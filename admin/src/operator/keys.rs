@@ -1,12 +1,10 @@
 //! API keys and tenants.
 
-use axum::{
-    Json,
-    extract::{Path, State},
-};
+use std::time::Duration;
+
+use axum::{Json, extract::Path};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tritmill_queue::Tenant;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -26,6 +24,10 @@ pub(crate) struct KeyView {
     name: String,
     created_at_ms: i64,
     revoked_at_ms: Option<i64>,
+    /// Time from which it is not valid any more.
+    expires_at_ms: Option<i64>,
+    /// Time of its last use, which may be up to an hour later; null if it was never used.
+    last_used_at_ms: Option<i64>,
 }
 
 impl From<ApiKey> for KeyView {
@@ -37,6 +39,8 @@ impl From<ApiKey> for KeyView {
             name: key.name,
             created_at_ms: key.created_at.0,
             revoked_at_ms: key.revoked_at.map(|at| at.0),
+            expires_at_ms: key.expires_at.map(|at| at.0),
+            last_used_at_ms: key.last_used_at.map(|at| at.0),
         }
     }
 }
@@ -48,11 +52,19 @@ pub(crate) struct KeyList {
     data: Vec<KeyView>,
 }
 
-/// Lists the API keys of all tenants.
+/// Returns the keys that a caller may see: those of its tenant; for operators, of all tenants.
+pub(crate) async fn visible(app: &App, caller: &Caller) -> Result<Vec<ApiKey>, ApiError> {
+    Ok(match caller.may_operate() {
+        true => app.store.keys().await?,
+        false => app.store.keys_of(&caller.tenant).await?,
+    })
+}
+
+/// Lists the API keys of the caller's tenant; for operators, of all tenants.
 #[utoipa::path(get, path = "/admin/v1/keys", tag = "keys",
     responses((status = 200, description = "The oldest first", body = KeyList)))]
-pub(crate) async fn list(State(app): State<App>) -> JsonResult<KeyList> {
-    let keys = app.store.keys().await?;
+pub(crate) async fn list(Call { app, caller }: Call) -> JsonResult<KeyList> {
+    let keys = visible(&app, &caller).await?;
     Ok(Json(KeyList { data: keys.into_iter().map(KeyView::from).collect() }))
 }
 
@@ -63,12 +75,27 @@ pub(crate) struct KeyRequest {
     /// Tenant that the key belongs to.
     #[schema(min_length = 1)]
     tenant: String,
-    /// `read`, `submit` or `operate`; each role includes the ones before it.
+    /// `read`, `submit`, `manage` or `operate`, of which each includes the ones before it, or `metrics`. Only operators
+    /// create keys of other tenants, and those with `operate` and `metrics`.
     role: String,
     /// Name of the key, for people.
     #[serde(default)]
     name: String,
+    /// Seconds until it expires; null: never.
+    #[schema(minimum = 1, maximum = 3153600000u64)]
+    expires_after_s: Option<u64>,
 }
+
+/// An API key to create, for the caller.
+pub(crate) struct KeyWish<'a> {
+    pub tenant: String,
+    pub role: &'a str,
+    pub name: &'a str,
+    pub expires_after_s: Option<u64>,
+}
+
+/// Longest lifetime of a key that expires: a hundred years.
+const LIFETIME_MAX_S: u64 = 100 * 365 * 86_400;
 
 /// A created API key.
 #[derive(Serialize, ToSchema)]
@@ -83,12 +110,10 @@ pub(crate) struct NewKey {
     responses((status = 200, description = "The key with its secret", body = NewKey)))]
 pub(crate) async fn create(
     Call { app, caller }: Call,
-    JsonBody(KeyRequest { tenant, role, name }): JsonBody<KeyRequest>,
+    JsonBody(KeyRequest { tenant, role, name, expires_after_s }): JsonBody<KeyRequest>,
 ) -> JsonResult<NewKey> {
-    if tenant.is_empty() {
-        return Err(ApiError::invalid_value("tenant", "tenant must not be empty"));
-    }
-    let (key, secret) = create_key(&app, &caller, tenant, &role, &name).await?;
+    let wish = KeyWish { tenant, role: &role, name: &name, expires_after_s };
+    let (key, secret) = create_key(&app, &caller, wish).await?;
     Ok(Json(NewKey { id: key.id.to_string(), secret: secret.reveal().to_owned() }))
 }
 
@@ -96,22 +121,34 @@ pub(crate) async fn create(
 pub(crate) async fn create_key(
     app: &App,
     caller: &Caller,
-    tenant: String,
-    role: &str,
-    name: &str,
+    wish: KeyWish<'_>,
 ) -> Result<(ApiKey, Secret), ApiError> {
+    let KeyWish { tenant, role, name, expires_after_s } = wish;
+    let tenant = params::tenant(&tenant)?;
     let role: KeyRole = role.parse().map_err(|_| {
-        ApiError::invalid_value("role", "role must be 'read', 'submit' or 'operate'")
+        let message = "role must be 'metrics', 'read', 'submit', 'manage' or 'operate'";
+        ApiError::invalid_value("role", message)
     })?;
-    for (field, text) in [("tenant", &*tenant), ("name", name)] {
-        if text.contains('\0') {
-            let message = format!("{field} must not contain NUL characters");
-            return Err(ApiError::invalid_value(field, message));
-        }
+    if !caller.role.grants(role) || !(caller.may_operate() || tenant == caller.tenant) {
+        return Err(ApiError::forbidden(KeyRole::Operate));
     }
-    let (key, secret) = new_key(Tenant(tenant), role, name);
+    if name.contains('\0') {
+        let message = "name must not contain NUL characters";
+        return Err(ApiError::invalid_value("name", message));
+    }
+    if expires_after_s.is_some_and(|lifetime| !(1..=LIFETIME_MAX_S).contains(&lifetime)) {
+        let message = format!("expires_after_s must be between 1 and {LIFETIME_MAX_S}");
+        return Err(ApiError::invalid_value("expires_after_s", message));
+    }
+    let (mut key, secret) = new_key(tenant, role, name);
     tenant_limits::check_keys(app, &key.tenant).await?;
-    let detail = json!({ "tenant": key.tenant, "role": role.as_str(), "name": name });
+    if let Some(lifetime) = expires_after_s.map(Duration::from_secs) {
+        key.expires_at = Some(app.client.now().await?.after(lifetime));
+    }
+    let detail = json!({
+        "tenant": key.tenant, "role": role.as_str(), "name": name,
+        "expires_after_s": expires_after_s,
+    });
     audit::record(app, caller, "key.create", &key.id.to_string(), detail).await?;
     app.store.add_key(&key, &secret.hash()).await?;
     Ok((key, secret))
@@ -129,6 +166,13 @@ pub(crate) async fn revoke(Call { app, caller }: Call, Path(id): Path<String>) -
 pub(crate) async fn revoke_key(app: &App, caller: &Caller, id: &str) -> Result<(), ApiError> {
     let unknown = || ApiError::not_found("key", id);
     let key: Uuid = id.parse().map_err(|_| unknown())?;
+    if !caller.may_operate() {
+        let own = app.store.keys_of(&caller.tenant).await?.into_iter().find(|own| own.id == key);
+        let own = own.ok_or_else(unknown)?;
+        if !caller.role.grants(own.role) {
+            return Err(ApiError::forbidden(KeyRole::Operate));
+        }
+    }
     audit::record(app, caller, "key.revoke", &key.to_string(), json!({})).await?;
     if !app.store.revoke_key(key).await? {
         return Err(unknown());

@@ -25,6 +25,8 @@ measured! {
         fn add_first_key(key: &ApiKey, hash: &KeyHash) -> Result<bool, StoreError>;
         fn key(hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
         fn keys() -> Result<Vec<ApiKey>, StoreError>;
+        fn keys_of(tenant: &Tenant) -> Result<Vec<ApiKey>, StoreError>;
+        fn note_key_use(id: Uuid) -> Result<(), StoreError>;
         fn revoke_key(id: Uuid) -> Result<bool, StoreError>;
     }
     Sessions {

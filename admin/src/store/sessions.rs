@@ -22,8 +22,8 @@ pub trait Sessions: Send + Sync {
         lifetime: Duration,
     ) -> Result<(), StoreError>;
 
-    /// Returns the key of the session with this hash, unless the session has expired or the key is
-    /// revoked.
+    /// Returns the key of the session with this hash, unless the session or the key has expired
+    /// or the key is revoked.
     async fn session(&self, hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
 
     /// Ends a session if it exists.

@@ -10,7 +10,7 @@ pub struct TenantLimits {
     pub file_bytes: Option<u64>,
     /// Unfinished batches.
     pub open_batches: Option<u32>,
-    /// API keys that are not revoked.
+    /// Valid API keys.
     pub keys: Option<u32>,
 }
 
@@ -21,7 +21,7 @@ pub struct TenantUse {
     pub file_bytes: u64,
     /// Unfinished batches.
     pub open_batches: u64,
-    /// API keys that are not revoked.
+    /// Valid API keys.
     pub keys: u64,
 }
 

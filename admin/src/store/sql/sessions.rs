@@ -54,10 +54,11 @@ impl Sessions for SqlStore {
     }
 
     async fn session(&self, hash: &KeyHash) -> Result<Option<ApiKey>, StoreError> {
-        let found = concat!(
-            "SELECT api_keys.* FROM sessions JOIN api_keys ON api_keys.id = key_id
-             WHERE sessions.hash = $2 AND revoked_at IS NULL AND expires_at > ",
-            now!()
+        let found = keys::select_keys!(
+            "JOIN sessions ON api_keys.id = key_id WHERE sessions.hash = $2 AND sessions.expires_at > ",
+            now!(),
+            " AND ",
+            keys::valid_key!()
         );
         let found = query(found).bind(self.clock_parameter()).bind(hash.as_slice());
         self.fetch_optional(found).await?.as_ref().map(keys::key).transpose()

@@ -19,7 +19,9 @@ macro_rules! select_accounts {
                 (SELECT count(*) FROM batches WHERE batches.tenant = wanted.tenant AND state IN
                      ('validating', 'in_progress', 'finalizing', 'cancelling')) AS used_open_batches,
                 (SELECT count(*) FROM api_keys
-                 WHERE api_keys.tenant = wanted.tenant AND revoked_at IS NULL) AS used_keys
+                 WHERE api_keys.tenant = wanted.tenant AND ",
+            super::keys::valid_key!(),
+            ") AS used_keys
              FROM ",
             $wanted,
             " AS wanted LEFT JOIN tenant_limits ON tenant_limits.tenant = wanted.tenant",
