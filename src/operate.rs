@@ -10,7 +10,8 @@ use std::{collections::HashSet, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use serde_json::json;
+use serde_json::{Value, json};
+use tritmill_admin::store::{Audit as _, audit::AuditEntry};
 use tritmill_queue::{
     Dispatcher as _, Entry, Job, JobId, QueueName, Tenant,
     store::{
@@ -165,6 +166,25 @@ fn with_store<T>(
     })
 }
 
+/// Records what an operator is about to do. If this fails, it must not be done.
+async fn record(
+    store: &PostgresStore,
+    action: &str,
+    target: &str,
+    detail: Value,
+) -> anyhow::Result<()> {
+    let line = AuditEntry::from_command_line(action, target, detail);
+    store.record_audit(&line).await.context("cannot write the audit log")
+}
+
+fn set_paused(servers: &Servers, queue: &QueueName, paused: bool) -> anyhow::Result<()> {
+    with_store(servers, async |store| {
+        let action = if paused { "queue.pause" } else { "queue.resume" };
+        record(&store, action, &queue.to_string(), json!({})).await?;
+        Ok(store.set_paused(queue, paused).await?)
+    })
+}
+
 /// Runs `queue …`.
 pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
     match command {
@@ -172,11 +192,11 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
             with_store(&servers, async |store| print_queues(&store.queues().await?, json))?;
         }
         QueueCommand::Pause(QueueArguments { queue, servers }) => {
-            with_store(&servers, async |store| Ok(store.set_paused(&queue, true).await?))?;
+            set_paused(&servers, &queue, true)?;
             eprintln!("{queue} is paused: workers finish running jobs and take no new ones");
         }
         QueueCommand::Resume(QueueArguments { queue, servers }) => {
-            with_store(&servers, async |store| Ok(store.set_paused(&queue, false).await?))?;
+            set_paused(&servers, &queue, false)?;
             eprintln!("{queue} is resumed");
         }
         QueueCommand::Limit(arguments) => limit(arguments)?,
@@ -185,7 +205,10 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
         QueueCommand::AllowClass(arguments) => block_on(arguments.allow())?,
         QueueCommand::WithdrawClass(arguments) => block_on(arguments.withdraw())?,
         QueueCommand::ResetClass(QueueArguments { queue, servers }) => {
-            let had = with_store(&servers, async |store| Ok(store.reset_class(&queue).await?))?;
+            let had = with_store(&servers, async |store| {
+                record(&store, "queue.reset_class", &queue.to_string(), json!({})).await?;
+                Ok(store.reset_class(&queue).await?)
+            })?;
             match had {
                 Some(class) => {
                     eprintln!("{queue} had class '{class}'; the next worker sets a new one")
@@ -202,6 +225,9 @@ fn limit(arguments: LimitArguments) -> anyhow::Result<()> {
         arguments;
     let tenant = tenant.map(Tenant);
     with_store(&servers, async |store| {
+        let detail =
+            json!({ "limit_tokens": tokens, "tenant": tenant, "each_tenant": each_tenant });
+        record(&store, "queue.limit", &queue.to_string(), detail).await?;
         match (&tenant, each_tenant) {
             (None, false) => store.set_limit(&queue, tokens).await?,
             (tenant, _) => store.set_quota(&queue, tenant.as_ref(), tokens).await?,
@@ -301,7 +327,10 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             Ok(())
         })?,
         DlqCommand::Replay(DlqArguments { ids, servers }) => {
-            let replays = with_store(&servers, async |store| Ok(store.replay(&ids, None).await?))?;
+            let replays = with_store(&servers, async |store| {
+                record(&store, "dead_letters.replay", "jobs", json!({ "ids": ids })).await?;
+                Ok(store.replay(&ids, None).await?)
+            })?;
             for replay in &replays {
                 let (id, of) = (replay.job.id.to_string(), replay.replay_of.to_string());
                 output::json(json!({ "id": id, "replay_of": of }))?;
@@ -326,7 +355,10 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             }
         }
         DlqCommand::Purge(DlqArguments { ids, servers }) => {
-            let count = with_store(&servers, async |store| Ok(store.purge(&ids).await?))?;
+            let count = with_store(&servers, async |store| {
+                record(&store, "dead_letters.purge", "jobs", json!({ "ids": ids })).await?;
+                Ok(store.purge(&ids).await?)
+            })?;
             eprintln!("{count} dead letters deleted");
             let wanted: HashSet<&JobId> = ids.iter().collect();
             if usize::try_from(count) != Ok(wanted.len()) {

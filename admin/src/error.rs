@@ -13,7 +13,7 @@ use tritmill_http::BodyError;
 use tritmill_queue::{JobError, StoreError, dispatch::Cause};
 use utoipa::ToSchema;
 
-use crate::{refusals::Limit, store::KeyRole};
+use crate::{refusals::Limit, shown_errors, store::KeyRole};
 
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
@@ -232,6 +232,7 @@ impl ApiError {
 
     /// A job that failed.
     pub fn job_failed(error: &JobError) -> Self {
+        let error = &shown_errors::for_tenant(error);
         let (status, kind) = answer::status(error);
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut failed = Self::new(status, kind, &error.code, &error.message);

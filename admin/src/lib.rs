@@ -40,6 +40,7 @@ mod request_trace;
 mod router;
 mod routes;
 mod secret;
+mod shown_errors;
 mod site;
 mod sse;
 pub mod store;

@@ -9,7 +9,7 @@ use tritmill_queue::store::{Workers as _, workers::WorkReport};
 use super::{
     ListArguments,
     deletion_costs::{self, DeletionCostArguments},
-    with_store,
+    record, with_store,
 };
 use crate::{output, servers::Servers};
 
@@ -86,8 +86,10 @@ pub fn run(command: WorkersCommand) -> anyhow::Result<ExitCode> {
             })
         }
         WorkersCommand::Drain(DrainArguments { owner, servers }) => {
-            let known =
-                with_store(&servers, async |store| Ok(store.request_drain(&owner).await?))?;
+            let known = with_store(&servers, async |store| {
+                record(&store, "worker.drain", &owner, json!({})).await?;
+                Ok(store.request_drain(&owner).await?)
+            })?;
             anyhow::ensure!(known, "no worker {owner}: see tritmill workers list");
             eprintln!("{owner} drains with its next heartbeat");
             Ok(ExitCode::SUCCESS)

@@ -153,6 +153,7 @@ fn operator_actions_work_and_are_audited() {
         .map(|line| line["action"].as_str().unwrap())
         .collect();
     let expected = [
+        "key.create",
         "dead_letters.replay",
         "dead_letters.purge",
         "queue.pause",

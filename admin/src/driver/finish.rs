@@ -17,6 +17,7 @@ use self::output::Output;
 use super::{Budget, Interrupted, Next, cancel_jobs, fail, lines, save};
 use crate::{
     App,
+    shown_errors::outcome_for_tenant,
     store::{
         BatchState,
         batch_steps::{BatchClaim, BatchWrites},
@@ -187,7 +188,7 @@ fn output_line(
         custom_id: Some(request.custom_id.clone()),
         key: request.key.to_vec(),
         shape: request.endpoint.shape().to_owned(),
-        outcome: Some(outcome),
+        outcome: Some(outcome_for_tenant(outcome)),
         finished_at,
     });
     (is_answer, line)

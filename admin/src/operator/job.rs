@@ -10,12 +10,13 @@ use tritmill_queue::{
 use utoipa::ToSchema;
 
 use super::params;
-use crate::{ApiError, App, Call, Caller, JsonResult};
+use crate::{ApiError, App, Call, Caller, JsonResult, shown_errors};
 
 /// An attempt to run the job.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct AttemptView {
     epoch: i64,
+    /// Null for tenants.
     worker: Option<String>,
     claimed_at_ms: Option<i64>,
     /// Time from the claim to the first token.
@@ -125,12 +126,18 @@ impl From<JobHistory> for JobHistoryView {
     }
 }
 
-/// Finds a job of the caller's tenant; for operators, of any tenant.
+/// Finds a job of the caller's tenant, without names of workers and words of engines; for operators, of any tenant,
+/// with all.
 pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<JobHistory, ApiError> {
     let story = app.store.job_history(params::job(id)?).await?;
-    story
-        .filter(|story| caller.may_operate() || story.record.job.tenant == caller.tenant)
-        .ok_or_else(|| ApiError::not_found("job", id))
+    let unknown = || ApiError::not_found("job", id);
+    match story.ok_or_else(unknown)? {
+        story if caller.may_operate() => Ok(story),
+        story if story.record.job.tenant == caller.tenant => {
+            Ok(shown_errors::history_for_tenant(story))
+        }
+        _ => Err(unknown()),
+    }
 }
 
 /// Returns a job with its attempts and results.

@@ -42,7 +42,7 @@ pub(crate) struct JobView {
     state: &'static str,
     attempts: u32,
     custom_id: Option<String>,
-    /// Worker that claimed it last.
+    /// Worker that claimed it last; null for tenants.
     worker: Option<String>,
     error_code: Option<String>,
     submitted_at_ms: i64,
@@ -96,7 +96,10 @@ pub(crate) async fn list(
     let page = Page { after, limit: limit as u32, ascending: false };
     let filter = Filter::from_query(query)?.for_caller(&caller)?;
     let found = app.store.jobs(&filter, page).await?;
-    let data = found.jobs.into_iter().map(JobView::from).collect();
+    let mut data: Vec<JobView> = found.jobs.into_iter().map(JobView::from).collect();
+    if !caller.may_operate() {
+        data.iter_mut().for_each(|job| job.worker = None);
+    }
     Ok(Json(JobList { data, next: found.next.map(|id| id.to_string()) }))
 }
 
