@@ -12,6 +12,7 @@
 pub(crate) mod assets;
 pub(crate) mod audit;
 pub(crate) mod batches;
+pub(crate) mod bulk;
 mod chart;
 pub(crate) mod dead_letters;
 mod filters;

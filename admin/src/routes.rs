@@ -124,6 +124,8 @@ pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/dashboard/workers",         OPERATE_PAGE, || get(pages::workers::list)),
     route(Method::POST,   "/dashboard/workers",         OPERATE_PAGE, || post(pages::workers::drain)),
     route(Method::GET,    "/dashboard/jobs",            READ_PAGE, || get(pages::jobs::list)),
+    route(Method::GET,    "/dashboard/jobs/matching/{action}", OPERATE_PAGE, || get(pages::bulk::confirm)),
+    route(Method::POST,   "/dashboard/jobs/matching/{action}", OPERATE_PAGE, || post(pages::bulk::act)),
     route(Method::GET,    "/dashboard/jobs/{id}",       READ_PAGE, || get(pages::job::one)),
     route(Method::POST,   "/dashboard/jobs/{id}/cancel", SUBMIT_PAGE, || post(pages::job::cancel)),
     route(Method::POST,   "/dashboard/jobs/{id}/replay", OPERATE_PAGE, || post(pages::job::replay)),

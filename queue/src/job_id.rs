@@ -1,6 +1,6 @@
 //! Identifiers of jobs.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -33,6 +33,20 @@ impl JobId {
     pub fn first_of(at: Timestamp) -> Self {
         let ms = u128::from(u64::try_from(at.0).unwrap_or(0)).min((1 << 48) - 1);
         Self(Uuid::from_u128(ms << 80))
+    }
+
+    /// Returns the range of the ids with a text that begins with `prefix`: hexadecimal digits, with or without hyphens;
+    /// `None` for other texts.
+    pub fn with_prefix(prefix: &str) -> Option<RangeInclusive<Self>> {
+        let digits: String = prefix.chars().filter(|one| *one != '-').collect();
+        if !(1..=32).contains(&digits.len()) || !digits.bytes().all(|one| one.is_ascii_hexdigit()) {
+            return None;
+        }
+        let filled = |digit: &str| {
+            let text = digits.clone() + &digit.repeat(32 - digits.len());
+            Uuid::try_parse(&text).ok().map(Self)
+        };
+        Some(filled("0")?..=filled("f")?)
     }
 
     /// Returns the sixteen bytes; their order is the order of submission.
@@ -82,6 +96,23 @@ mod tests {
         assert!(ids.is_sorted_by(|a, b| a < b));
         assert_eq!(ids[0].to_string().parse::<JobId>().expect("its own text"), ids[0]);
         assert!("no-id".parse::<JobId>().is_err());
+    }
+
+    #[test]
+    fn prefix_covers_the_ids_that_begin_with_it() {
+        let id = JobId::generate();
+        let text = id.to_string();
+        for length in [1, 8, 9, 20, text.len()] {
+            let range = JobId::with_prefix(&text[..length]).expect("a prefix");
+            assert!(range.contains(&id), "{length}");
+        }
+        let exact = JobId::with_prefix(&text.to_uppercase()).expect("the whole id");
+        assert_eq!((*exact.start(), *exact.end()), (id, id));
+        let other = JobId::with_prefix("f").expect("a prefix");
+        assert!(!other.contains(&id));
+        for wrong in ["", "-", "xyz", "0x1", &"0".repeat(33)] {
+            assert!(JobId::with_prefix(wrong).is_none(), "{wrong}");
+        }
     }
 
     #[test]

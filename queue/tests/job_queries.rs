@@ -96,6 +96,17 @@ async fn jobs_are_filtered_by_any_field_newest_first() {
         let signature = Some("prompt has # tokens".into());
         check(JobFilter { error_signature: signature, ..all() }, &[1]).await;
         check(JobFilter { custom_id: Some("line 2".into()), ..all() }, &[6]).await;
+        let begun =
+            |text: &str| JobFilter { custom_id_prefix: Some(text.into()), ..JobFilter::default() };
+        check(begun("line"), &[5, 6]).await;
+        check(begun("line 2"), &[6]).await;
+        check(begun("lines"), &[]).await;
+        check(begun("%"), &[]).await;
+        check(JobFilter { owner: Some("w1".into()), ..all() }, &[0, 1]).await;
+        let id = jobs[2].id.to_string();
+        check(all().within(JobId::with_prefix(&id)), &[2]).await;
+        let time = JobId::with_prefix(&id[..2]);
+        check(all().within(time).within(Some(jobs[3].id..=jobs[4].id)), &[3, 4]).await;
         let other_tenants =
             JobFilter { custom_id: Some("line 2".into()), tenant: Some(acme), ..all() };
         check(other_tenants, &[]).await;

@@ -7,6 +7,7 @@ mod browser;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/fleet.rs"]
 mod fleet;
+mod jobs;
 mod pages;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../http/rig.rs"]

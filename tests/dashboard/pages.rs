@@ -24,24 +24,24 @@ const PAGES: [&str; 10] = [
 const QUEUE: &str = "/dashboard/queues/demo@i2_s";
 
 /// A client with a session.
-struct Visitor {
-    client: Caller,
-    session: String,
+pub struct Visitor {
+    pub client: Caller,
+    pub session: String,
 }
 
 impl Visitor {
-    fn new(admin: &Admin, key: &str) -> Self {
+    pub fn new(admin: &Admin, key: &str) -> Self {
         let client = admin.with("");
         Self { session: client.log_in(key), client }
     }
 
-    fn sees(&self, path: &str) -> String {
+    pub fn sees(&self, path: &str) -> String {
         let page = self.client.page(path, &self.session);
         assert_eq!(page.status, 200, "{path}: {}", page.text());
         page.text()
     }
 
-    fn does(&self, path: &str, form: &str) {
+    pub fn does(&self, path: &str, form: &str) {
         let done = self.client.form(path, &self.session, OURS, form);
         assert_eq!(done.status, 303, "{path}: {}", done.text());
     }

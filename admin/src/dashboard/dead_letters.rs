@@ -6,13 +6,13 @@ use serde_json::json;
 use tritmill_queue::{
     Timestamp,
     store::{
-        bulk::{self, BULK_MAX, BulkAction},
+        bulk::{BULK_MAX, BulkAction},
         job_queries::{DeadLetterGroup, JobFilter},
     },
 };
 
 use super::{Content, PageError, PageForm, PageResult, Visit, filters, percent_encoded};
-use crate::{ApiError, App, operator::audit};
+use crate::{ApiError, App, operator::jobs::Bulk};
 
 /// Most groups that the page shows.
 const GROUPS_MAX: usize = 100;
@@ -94,22 +94,23 @@ impl BulkForm {
             ..JobFilter::default()
         }
     }
+}
 
-    fn rate(&self) -> Result<Option<u32>, ApiError> {
-        match self.per_second.trim() {
-            "" => Ok(None),
-            text => {
-                let rate = text.parse().ok().filter(|rate| (1..=100_000).contains(rate));
-                let message = "jobs per second must be between 1 and 100000";
-                rate.map(Some).ok_or_else(|| ApiError::invalid_value("per_second", message))
-            }
+/// Parses the rate of a replay: jobs per second; empty: all at once.
+pub(super) fn rate(text: &str) -> Result<Option<u32>, ApiError> {
+    match text.trim() {
+        "" => Ok(None),
+        text => {
+            let rate = text.parse().ok().filter(|rate| (1..=100_000).contains(rate));
+            let message = "jobs per second must be between 1 and 100000";
+            rate.map(Some).ok_or_else(|| ApiError::invalid_value("per_second", message))
         }
     }
 }
 
 /// Submits dead letters again.
 pub(crate) async fn replay(visit: Visit, PageForm(form): PageForm<BulkForm>) -> PageResult {
-    let act = BulkAction::Replay { per_second: form.rate()? };
+    let act = BulkAction::Replay { per_second: rate(&form.per_second)? };
     bulk(visit, form, "dead_letters.replay", act, "submitted again").await
 }
 
@@ -125,12 +126,9 @@ async fn bulk(
     act: BulkAction,
     done: &str,
 ) -> PageResult {
-    let app = &visit.app;
-    audit::record(app, &visit.caller, action, "jobs", json!({ "asked": form })).await?;
-    let result = bulk::apply(app.store.as_ref(), &form.filter(), act, None, BULK_MAX).await?;
-    // Jobs of a replay with a rate are announced when they are due.
-    let due: Vec<_> = result.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
-    app.client.announce(&due).await;
+    let (filter, detail) = (form.filter(), json!({ "asked": form }));
+    let bulk = Bulk { action, detail, filter, act, after: None, limit: BULK_MAX };
+    let result = bulk.apply(&visit.app, &visit.caller).await?;
     let letters = if result.done == 1 { "dead letter" } else { "dead letters" };
     let more =
         if result.next.is_some() { " There are more: repeat this for the rest." } else { "" };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use askama::{Values, filter_fn};
-use time::OffsetDateTime;
+use time::{Date, Month, OffsetDateTime, Time, UtcDateTime};
 use tritmill_queue::Timestamp;
 
 /// A number with thousands separators: `1,234,567`.
@@ -110,6 +110,23 @@ pub(super) fn date_and_time(at: Timestamp) -> (String, String) {
     (at.date().to_string(), format!("{hour:02}:{minute:02}:{second:02}"))
 }
 
+/// Parses a minute as browsers send it, `2026-11-21T22:03`; seconds may follow. The time is in UTC.
+pub(super) fn parse_minute(text: &str) -> Option<Timestamp> {
+    let (date, time) = text.split_once('T')?;
+    let mut date = date.split('-');
+    let year = date.next()?.parse().ok()?;
+    let month = Month::try_from(date.next()?.parse::<u8>().ok()?).ok()?;
+    let date = match (date.next()?.parse().ok()?, date.next()) {
+        (day, None) => Date::from_calendar_date(year, month, day).ok()?,
+        _ => return None,
+    };
+    let mut time = time.splitn(3, ':');
+    let (hour, minute) = (time.next()?.parse().ok()?, time.next()?.parse().ok()?);
+    let second = time.next().map_or(Some(0), |second| second.parse().ok())?;
+    let at = UtcDateTime::new(date, Time::from_hms(hour, minute, second).ok()?);
+    Some(Timestamp(at.unix_timestamp().checked_mul(1000)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,6 +162,22 @@ mod tests {
             (90_000_000, "1 d 1 h"),
         ] {
             assert_eq!(duration_text(Duration::from_millis(ms)), text);
+        }
+    }
+
+    #[test]
+    fn minutes_of_forms_are_read_in_utc() {
+        for (text, seconds) in [
+            ("1970-01-01T00:00", Some(0)),
+            ("2025-12-31T23:59:59", Some(1_767_225_599)),
+            ("2025-02-30T00:00", None),
+            ("2025-12-31", None),
+            ("2025-12-31T24:00", None),
+            ("2025-12-31-01T00:00", None),
+            ("yesterday", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_minute(text), seconds.map(|at| Timestamp(at * 1000)), "{text}");
         }
     }
 

@@ -11,8 +11,8 @@ use tritmill_queue::{
     },
 };
 
-use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
-use crate::{ApiError, App, Caller, store::BatchId};
+use super::{Content, PageError, PageResult, Visit, bulk::Action, filters, percent_encoded};
+use crate::{ApiError, App, Caller, operator::params, store::BatchId};
 
 /// Jobs per page.
 const PAGE_SIZE: u32 = 50;
@@ -28,11 +28,16 @@ pub(crate) struct FilterForm {
     signature: String,
     custom_id: String,
     batch: String,
+    id: String,
+    worker: String,
+    from: String,
+    to: String,
     before: String,
 }
 
 impl FilterForm {
-    fn fields(&self) -> [(&'static str, &str); 7] {
+    /// The conditions, by their names in forms.
+    pub(super) fn fields(&self) -> [(&'static str, &str); 11] {
         [
             ("state", &self.state),
             ("queue", &self.queue),
@@ -41,26 +46,36 @@ impl FilterForm {
             ("signature", &self.signature),
             ("custom_id", &self.custom_id),
             ("batch", &self.batch),
+            ("id", &self.id),
+            ("worker", &self.worker),
+            ("from", &self.from),
+            ("to", &self.to),
         ]
     }
 
     /// URL of the list of jobs before a job.
-    fn href(&self, before: Option<JobId>) -> String {
-        let before = before.map(|id| id.to_string()).unwrap_or_default();
-        let fields = self.fields().into_iter().chain([("before", before.as_str())]);
+    pub(super) fn href(&self, before: Option<JobId>) -> String {
+        self.href_of("/dashboard/jobs", "before", before)
+    }
+
+    /// URL of a page with this filter and a position in the list.
+    pub(super) fn href_of(&self, page: &str, position: &str, at: Option<JobId>) -> String {
+        let at = at.map(|id| id.to_string()).unwrap_or_default();
+        let fields = self.fields().into_iter().chain([(position, at.as_str())]);
         let query: Vec<String> = fields
             .filter(|(_, value)| !value.is_empty())
             .map(|(name, value)| format!("{name}={}", percent_encoded(value)))
             .collect();
-        format!("/dashboard/jobs?{}", query.join("&"))
+        format!("{page}?{}", query.join("&"))
     }
 
-    fn is_set(&self) -> bool {
+    /// Whether it has a condition.
+    pub(super) fn is_set(&self) -> bool {
         self.fields().iter().any(|(_, value)| !value.is_empty())
     }
 
     /// The filter for the store, limited to what the caller may see.
-    fn job_filter(&self, caller: &Caller) -> Result<JobFilter, ApiError> {
+    pub(super) fn job_filter(&self, caller: &Caller) -> Result<JobFilter, ApiError> {
         let unknown = |what: &'static str, value: &str| ApiError::not_found(what, value).at(what);
         let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let queue = given(&self.queue);
@@ -77,19 +92,37 @@ impl FilterForm {
             true => given(&self.tenant).map(Tenant),
             false => Some(caller.tenant.clone()),
         };
-        Ok(JobFilter {
+        let prefix = given(&self.id).map(|prefix| params::job_prefix(&prefix)).transpose()?;
+        let custom_id = given(&self.custom_id);
+        let (custom_id, custom_id_prefix) =
+            match custom_id.as_deref().and_then(|id| id.strip_suffix('*')) {
+                Some(prefix) => (None, Some(prefix.to_owned())),
+                None => (custom_id, None),
+            };
+        let time = |param, text: &str| given(text).map(|text| minute(param, &text)).transpose();
+        let filter = JobFilter {
             tenant,
             model,
             format,
             state: state.transpose()?,
             error_code: given(&self.error),
             error_signature: given(&self.signature),
-            custom_id: given(&self.custom_id),
+            custom_id,
+            custom_id_prefix,
+            owner: given(&self.worker),
             ids: batch.transpose()?.map(BatchId::all_jobs),
-            from: None,
-            to: None,
-        })
+            from: time("from", &self.from)?,
+            to: time("to", &self.to)?,
+        };
+        Ok(filter.within(prefix))
     }
+}
+
+/// Parses a minute of a form, in UTC: `2026-11-21T22:03`.
+fn minute(param: &'static str, text: &str) -> Result<Timestamp, ApiError> {
+    let message = "must be a time in UTC such as 2026-11-21T22:03";
+    let invalid = || ApiError::invalid_value(param, format!("{param} {message}"));
+    filters::parse_minute(text).ok_or_else(invalid)
 }
 
 #[derive(Template)]
@@ -99,6 +132,8 @@ struct JobsView {
     filter: FilterForm,
     states: [JobState; 8],
     is_operator: bool,
+    /// Actions on all matching jobs that are possible.
+    actions: Vec<Action>,
     jobs: Vec<JobSummary>,
     count: Count,
     next: Option<JobId>,
@@ -128,6 +163,10 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
     let view = JobsView {
         now: app.client.now().await?,
         count,
+        actions: match caller.may_operate() && form.is_set() {
+            true => Action::ALL.into_iter().filter(|action| action.applies_to(&filter)).collect(),
+            false => Vec::new(),
+        },
         filter: form,
         states: JobState::ALL,
         is_operator: caller.may_operate(),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tritmill_queue::{
     JobId, Timestamp,
     store::{
-        Page,
+        JobFilter, Page,
         bulk::{self, BULK_MAX, BulkAction},
         job_queries::{Count, JobSummary},
     },
@@ -171,14 +171,36 @@ pub(super) async fn bulk(
     if per_second == Some(0) {
         return Err(ApiError::invalid_value("per_second", "per_second must be at least 1"));
     }
-    audit::record(app, caller, action, "jobs", detail).await?;
-    let store = app.store.as_ref();
-    let bulk::BulkResult { done, next, jobs } =
-        bulk::apply(store, &filter, act(per_second), after, limit).await?;
-    let due: Vec<_> = jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
-    app.client.announce(&due).await;
+    let bulk = Bulk { action, detail, filter, act: act(per_second), after, limit };
+    let bulk::BulkResult { done, next, jobs } = bulk.apply(app, caller).await?;
     let jobs = jobs.iter().map(|job| job.id.to_string()).collect();
     Ok(Json(BulkResult { done, next: next.map(|id| id.to_string()), jobs }))
+}
+
+/// A validated action on many jobs.
+pub(crate) struct Bulk<'a> {
+    /// The action's name in the audit log.
+    pub action: &'a str,
+    /// Its parameters, for the audit log.
+    pub detail: Value,
+    pub filter: JobFilter,
+    pub act: BulkAction,
+    pub after: Option<JobId>,
+    /// Most jobs to act on.
+    pub limit: u64,
+}
+
+impl Bulk<'_> {
+    /// Records the action in the audit log, does it, and announces the new jobs of a replay. Those of a replay with a
+    /// rate are announced when they are due.
+    pub async fn apply(self, app: &App, caller: &Caller) -> Result<bulk::BulkResult, ApiError> {
+        let Self { action, detail, filter, act, after, limit } = self;
+        audit::record(app, caller, action, "jobs", detail).await?;
+        let result = bulk::apply(app.store.as_ref(), &filter, act, after, limit).await?;
+        let due: Vec<_> = result.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
+        app.client.announce(&due).await;
+        Ok(result)
+    }
 }
 
 /// Cancels the unfinished jobs that match a filter.

@@ -1,6 +1,6 @@
 //! Parses and validates request parameters; errors name the parameter.
 
-use std::str::FromStr;
+use std::{ops::RangeInclusive, str::FromStr};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -74,6 +74,12 @@ pub(crate) fn job(text: &str) -> Result<JobId, ApiError> {
     text.parse().map_err(|_| ApiError::not_found("job", text))
 }
 
+/// Parses the beginning of a job id into the range of ids that begin with it.
+pub(crate) fn job_prefix(text: &str) -> Result<RangeInclusive<JobId>, ApiError> {
+    let message = "id_prefix must be 1 to 32 hexadecimal digits";
+    JobId::with_prefix(text).ok_or_else(|| ApiError::invalid_value("id_prefix", message))
+}
+
 /// Conditions on jobs. All given conditions must hold.
 #[derive(Debug, Clone, Default, Deserialize, utoipa::IntoParams, ToSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -100,6 +106,16 @@ pub(crate) struct Filter {
     /// `custom_id` of a batch line.
     #[param(nullable = false)]
     custom_id: Option<String>,
+    /// Beginning of the `custom_id`. A page tests the jobs that it scans, so that it may have none although later
+    /// pages have some: add a range of time.
+    #[param(nullable = false)]
+    custom_id_prefix: Option<String>,
+    /// Beginning of the job's id: hexadecimal digits.
+    #[param(nullable = false)]
+    id_prefix: Option<String>,
+    /// Worker that claimed the job last.
+    #[param(nullable = false)]
+    worker: Option<String>,
     /// Batch of the job.
     #[param(nullable = false)]
     batch: Option<String>,
@@ -134,6 +150,8 @@ impl Filter {
             ("error_code", &self.error_code),
             ("error_signature", &self.error_signature),
             ("custom_id", &self.custom_id),
+            ("custom_id_prefix", &self.custom_id_prefix),
+            ("worker", &self.worker),
         ];
         for (param, text) in texts {
             if text.as_ref().is_some_and(|text| text.contains('\0')) {
@@ -149,7 +167,8 @@ impl Filter {
             _ => Some(caller.tenant.clone()),
         };
         let state: Option<JobState> = parsed("state", "a job state", self.state.as_deref())?;
-        Ok(JobFilter {
+        let prefix = self.id_prefix.as_deref().map(job_prefix).transpose()?;
+        let filter = JobFilter {
             tenant,
             model: self.model,
             format: self.format,
@@ -157,9 +176,12 @@ impl Filter {
             error_code: self.error_code,
             error_signature: self.error_signature,
             custom_id: self.custom_id,
+            custom_id_prefix: self.custom_id_prefix,
+            owner: self.worker,
             ids: parsed("batch", "a batch id", self.batch.as_deref())?.map(BatchId::all_jobs),
             from: self.from_ms.map(Timestamp),
             to: self.to_ms.map(Timestamp),
-        })
+        };
+        Ok(filter.within(prefix))
     }
 }

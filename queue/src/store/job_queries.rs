@@ -34,6 +34,10 @@ pub struct JobFilter {
     pub error_signature: Option<String>,
     /// The caller's name for a line of a batch.
     pub custom_id: Option<String>,
+    /// The beginning of that name. No index answers it: each page tests the jobs that it scans.
+    pub custom_id_prefix: Option<String>,
+    /// The worker that claimed the job last.
+    pub owner: Option<String>,
     /// Ids in a range, such as those of a batch.
     pub ids: Option<RangeInclusive<JobId>>,
     /// Earliest time of the id. The ids of a batch's jobs have the time of the batch.
@@ -51,6 +55,18 @@ impl JobFilter {
             format: queue.map(|queue| queue.format.clone()),
             ..Self::default()
         }
+    }
+
+    /// Limits the ids to a range, beside the one that the filter has.
+    #[must_use]
+    pub fn within(mut self, ids: Option<RangeInclusive<JobId>>) -> Self {
+        self.ids = match (self.ids, ids) {
+            (Some(one), Some(other)) => {
+                Some(*one.start().max(other.start())..=*one.end().min(other.end()))
+            }
+            (one, other) => one.or(other),
+        };
+        self
     }
 
     /// Returns the state of all jobs that match, if there is only one: a search by error finds dead

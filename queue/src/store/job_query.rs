@@ -34,6 +34,8 @@ const GROUPS_MAX: u32 = 200;
 enum Condition<'a> {
     /// The column has this value.
     Is(&'static str, &'a str),
+    /// The column begins with this text.
+    Begins(&'static str, &'a str),
     /// The job is in this state.
     State(JobState),
     /// The id is this or greater.
@@ -60,8 +62,9 @@ where
 {
     /// Returns jobs of the tables that match the filter and have ids below `before`.
     pub fn new(filter: &'a JobFilter, before: Option<JobId>, tables: &'a [&'a str]) -> Self {
-        let JobFilter { tenant, model, format, error_code, error_signature, custom_id, .. } =
-            filter;
+        let JobFilter {
+            tenant, model, format, error_code, error_signature, custom_id, owner, ..
+        } = filter;
         let is = |column, value: &'a Option<String>| {
             value.as_deref().map(|value| Condition::Is(column, value))
         };
@@ -70,6 +73,9 @@ where
         let (code, signature) =
             (is("error_code", error_code), is("error_signature", error_signature));
         let custom_id = is("custom_id", custom_id);
+        let prefix = filter.custom_id_prefix.as_deref();
+        let prefix = prefix.map(|prefix| Condition::Begins("custom_id", prefix));
+        let owner = is("owner", owner);
         let state = filter.queried_state();
         let by_queue = matches!(state, Some(JobState::Queued | JobState::Failed))
             && model.is_some()
@@ -77,7 +83,8 @@ where
         let by_state =
             state.is_some_and(|state| state == JobState::Running || SET_APART.contains(&state));
         let state = state.map(Condition::State);
-        let all = [&custom_id, &code, &signature, &state, &model, &format, &tenant];
+        let all =
+            [&custom_id, &code, &signature, &state, &model, &format, &tenant, &owner, &prefix];
         let chosen: Vec<&Option<Condition<'a>>> = if custom_id.is_some() {
             vec![&custom_id]
         } else if code.is_some() && filter.state.is_none_or(|state| state == JobState::Failed) {
@@ -175,6 +182,12 @@ where
                     }
                     query.push(format_args!("{column} = ")).push_bind((*value).to_owned());
                 }
+                Condition::Begins(column, prefix) => {
+                    query.push(format_args!("{column} >= ")).push_bind((*prefix).to_owned());
+                    if let Some(end) = after_prefix(prefix) {
+                        query.push(format_args!(" AND {column} < ")).push_bind(end);
+                    }
+                }
                 Condition::State(state) => {
                     query.push(format_args!("state = '{}'", state.as_str()));
                     if SET_APART.contains(state) {
@@ -191,6 +204,19 @@ where
             }
         }
     }
+}
+
+/// Returns the least text, in the order of bytes, that is greater than all that begin with `prefix`; `None` if every greater text does.
+fn after_prefix(prefix: &str) -> Option<String> {
+    let mut chars: Vec<char> = prefix.chars().collect();
+    while let Some(last) = chars.pop() {
+        // A range of characters steps over the surrogates.
+        if let Some(next) = (last..=char::MAX).nth(1) {
+            chars.push(next);
+            return Some(chars.into_iter().collect());
+        }
+    }
+    None
 }
 
 /// Returns the range of ids that match a filter and the position in a list.
@@ -220,6 +246,19 @@ mod tests {
     }
 
     #[test]
+    fn texts_with_a_prefix_are_a_range() {
+        for (prefix, end) in [
+            ("line-", Some("line.")),
+            ("a\u{d7ff}", Some("a\u{e000}")),
+            ("a\u{10ffff}", Some("b")),
+            ("\u{10ffff}", None),
+            ("", None),
+        ] {
+            assert_eq!(after_prefix(prefix).as_deref(), end, "{prefix:?}");
+        }
+    }
+
+    #[test]
     fn scan_uses_one_index_and_other_conditions_are_tested_outside() {
         let all = JobFilter::default();
         let failed = "state = 'failed' AND state IN \
@@ -240,6 +279,9 @@ mod tests {
         let named = JobFilter { custom_id: Some("a".to_owned()), ..of_queue.clone() };
         let outer = format!(" WHERE {failed} AND model = ? AND format = ? AND tenant = ?");
         check(&named, " WHERE custom_id IS NOT NULL AND custom_id = ?", &outer);
+        let custom_id_prefix = Some("a".to_owned());
+        let begun = JobFilter { custom_id_prefix, ..all.clone() };
+        check(&begun, "", " WHERE custom_id >= ? AND custom_id < ?");
         let error_code = Some("lease_lost".to_owned());
         let erred = JobFilter { error_code, ..all };
         check(&erred, &format!(" WHERE error_code = ? AND {failed}"), "");

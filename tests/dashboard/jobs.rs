@@ -1,0 +1,106 @@
+//! The pages of jobs: search, and actions on all jobs that match.
+
+use crate::{
+    fleet::{Fleet, questions},
+    pages::Visitor,
+    rig::Admin,
+};
+
+/// Submits `count` questions, which stay queued: no worker runs.
+fn submit(fleet: &Fleet, count: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("in.jsonl");
+    let lines = questions(count).replace("\"body\":{", "\"body\":{\"model\":\"demo\",");
+    std::fs::write(&file, lines).unwrap();
+    let (code, _, said) = fleet.run(&["submit", file.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// Number of jobs on a page of the list.
+fn listed(page: &str) -> usize {
+    page.matches("href=\"/dashboard/jobs/0").count()
+}
+
+#[test]
+fn jobs_are_found_by_parts_of_their_names_and_by_time() {
+    let (fleet, admin) = Admin::without_worker();
+    submit(&fleet, 12);
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    let found = |query: &str| listed(&visitor.sees(&format!("/dashboard/jobs?{query}")));
+    assert_eq!(found("custom_id=q1"), 1);
+    assert_eq!(found("custom_id=q1*"), 3);
+    assert_eq!(found("custom_id=*"), 12);
+    let id = fleet.sql("SELECT min(id::text) FROM open_jobs");
+    assert_eq!(found(&format!("id={}", id.trim())), 1);
+    assert_eq!(found(&format!("id={}", &id[..2])), 12);
+    assert_eq!(found(&format!("id={}&custom_id=q1*", &id[..2])), 3);
+    assert_eq!(found("id=f"), 0);
+    assert_eq!(found("from=2026-01-01T00:00&custom_id=q2"), 1);
+    assert_eq!(found("to=2026-01-01T00:00"), 0);
+    for (query, field) in [("id=x", "id_prefix"), ("from=now", "from"), ("to=2026-13-01", "to")] {
+        let page = visitor.client.page(&format!("/dashboard/jobs?{query}"), &visitor.session);
+        assert_eq!(page.status, 400, "{query}");
+        assert!(page.text().contains(&format!("{field} must be")), "{}", page.text());
+    }
+    let api = admin.first();
+    let counted = |query: &str| {
+        api.get(&format!("/admin/v1/jobs/count?{query}")).json()["jobs"].as_u64().unwrap()
+    };
+    assert_eq!(counted("custom_id_prefix=q1"), 3);
+    assert_eq!(counted(&format!("id_prefix={}", &id[..2])), 12);
+    assert_eq!(counted("worker=none"), 0);
+    let refused = api.get("/admin/v1/jobs?id_prefix=x");
+    assert_eq!(refused.json()["error"]["param"], "id_prefix");
+}
+
+#[test]
+fn matching_jobs_are_cancelled_after_a_confirmation_that_says_how_many() {
+    let (fleet, admin) = Admin::without_worker();
+    submit(&fleet, 12);
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    let list = visitor.sees("/dashboard/jobs?custom_id=q1*");
+    assert!(list.contains("/dashboard/jobs/matching/cancel?custom_id=q1%2A"), "{list}");
+    assert!(!visitor.sees("/dashboard/jobs").contains("matching/cancel"), "not without a filter");
+    let asked = visitor.sees("/dashboard/jobs/matching/cancel?custom_id=q1*");
+    assert!(asked.contains("Cancel 3 jobs"), "{asked}");
+    visitor.does("/dashboard/jobs/matching/cancel", "custom_id=q1*");
+    let states = || fleet.sql("SELECT state, count(*) FROM all_jobs GROUP BY 1 ORDER BY 1");
+    assert_eq!(states().trim(), "cancelled|3\nqueued|9");
+    let log = fleet.sql("SELECT action, detail->'asked'->>'custom_id' FROM audit LIMIT 1");
+    assert_eq!(log.trim(), "jobs.cancel|q1*");
+    // Jobs that ended are not counted, and a filter is required.
+    let asked = visitor.sees("/dashboard/jobs/matching/cancel?custom_id=q1*");
+    assert!(asked.contains("Cancel 0 jobs") && !asked.contains("<button class=\"danger\">"));
+    for form in ["", "custom_id="] {
+        let (path, session) = ("/dashboard/jobs/matching/cancel", &visitor.session);
+        assert_eq!(visitor.client.form(path, session, crate::rig::OURS, form).status, 400);
+    }
+    assert_eq!(states().trim(), "cancelled|3\nqueued|9");
+}
+
+#[test]
+fn matching_dead_letters_are_retried_in_steps() {
+    let (fleet, admin) = Admin::without_worker();
+    submit(&fleet, 4);
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    fleet.sql(
+        "WITH ended AS (DELETE FROM open_jobs WHERE custom_id <> 'q0' RETURNING *)
+         INSERT INTO jobs (id, model, format, tenant, priority, state, cost, attempts_max,
+                           submitted_at, custom_id, job, error_code)
+         SELECT id, model, format, tenant, priority, 'failed', cost, attempts_max, submitted_at,
+                custom_id, job, 'engine_failed' FROM ended",
+    );
+    let path = "/dashboard/jobs/matching/retry";
+    assert!(visitor.sees(&format!("{path}?error=engine_failed")).contains("Retry 3 jobs"));
+    assert!(visitor.sees(&format!("{path}?custom_id=q*")).contains("Retry 3 jobs"));
+    // The rest of a retry that stopped at the middle one.
+    let middle = fleet.sql("SELECT id FROM jobs WHERE custom_id = 'q2'");
+    let rest = format!("error=engine_failed&after={}", middle.trim());
+    assert!(visitor.sees(&format!("{path}?{rest}")).contains("Retry 1 job<"));
+    visitor.does(path, &rest);
+    let open = || fleet.sql("SELECT custom_id, state FROM open_jobs ORDER BY 1, 2");
+    assert_eq!(open().trim(), "q0|queued\nq1|queued");
+    visitor.does(path, "error=engine_failed");
+    assert_eq!(fleet.rows(&["open_jobs"]), 5);
+    assert_eq!(fleet.rows(&["jobs"]), 3, "dead letters are kept");
+}
