@@ -14,6 +14,7 @@
 //! | `finish` | running → completed, failed, retrying, expired |
 //! | `hand_back`, `hand_back_suspects` | running → queued, epoch + 1, no attempt counted |
 //! | `cancel` | any unfinished → cancelled, epoch + 1 |
+//! | [`run_now`](WaitingJobs::run_now) | the due time of scheduled and retrying jobs |
 //! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
 //!
 //! The other traits of this module are small, one for each kind of caller; [`Operations`] and
@@ -37,6 +38,7 @@ mod sampler;
 mod serving;
 mod sqlite;
 pub mod tables;
+pub mod waiting;
 pub mod workers;
 
 use std::{sync::Arc, time::Duration};
@@ -58,6 +60,7 @@ pub use queue_settings::QueueSettings;
 pub use reconciled::{RECONCILED_MAX, Reconciled, Unannounced};
 pub use serving::Serving;
 pub use sqlite::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine, SqliteStore};
+pub use waiting::WaitingJobs;
 pub use workers::Workers;
 
 use crate::{
@@ -318,12 +321,18 @@ pub trait Store: Send + Sync {
 
 /// All traits that operators and workers need besides [`Store`].
 pub trait Operations:
-    QueueSettings + QueueHistory + NumericsClasses + Workers + DeadLetters + Maintenance
+    QueueSettings + QueueHistory + NumericsClasses + Workers + DeadLetters + WaitingJobs + Maintenance
 {
 }
 
 impl<S> Operations for S where
-    S: QueueSettings + QueueHistory + NumericsClasses + Workers + DeadLetters + Maintenance
+    S: QueueSettings
+        + QueueHistory
+        + NumericsClasses
+        + Workers
+        + DeadLetters
+        + WaitingJobs
+        + Maintenance
 {
 }
 

@@ -11,7 +11,8 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use conformance::{LEASE, answer, by, error, finished, job, queue};
 use stores::{Rig, all};
 use tritmill_queue::{
-    ErrorKind, FinishedAttempt, Job, JobError, JobId, JobState, Outcome, QueueName, Tenant,
+    ErrorKind, FinishedAttempt, Job, JobError, JobId, JobState, Outcome, Priority, QueueName,
+    Tenant,
     store::{
         JobFilter, JobStore as TestStore, Page,
         bulk::{self, BulkAction},
@@ -120,6 +121,72 @@ async fn jobs_are_filtered_by_any_field_newest_first() {
         assert_eq!(failed[0].error_code.as_deref(), Some("too_long"));
         assert_eq!((failed[0].owner.as_deref(), failed[0].attempts), (Some("w1"), 1));
         assert!(failed[0].finished_at.is_some() && failed[0].started_at.is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn waiting_jobs_become_due_and_change_their_priority() {
+    all(async |Rig { store, .. }| {
+        let now = store.now().await.unwrap();
+        let later = Some(now.after(Duration::from_secs(3600)));
+        let [scheduled, retrying, queued] = [
+            Job { run_at: later, ..job() },
+            Job { id: JobId::generate(), ..job() },
+            Job { id: JobId::generate(), ..job() },
+        ];
+        let ids = [scheduled.id, retrying.id, queued.id];
+        store.submit(&[scheduled.clone(), retrying.clone(), queued.clone()]).await.unwrap();
+        end(&store, std::slice::from_ref(&retrying), error(ErrorKind::Engine)).await;
+        for (id, expect) in [(ids[0], true), (ids[1], true), (ids[2], false)] {
+            assert_eq!(store.set_priority(id, Priority::High).await.unwrap(), expect);
+        }
+        assert!(!store.set_priority(JobId::generate(), Priority::Low).await.unwrap());
+        let mut due = store.run_now(&ids).await.unwrap();
+        due.sort_unstable();
+        assert_eq!(due, ids[..2]);
+        store.reconcile().await.unwrap();
+        for (id, priority) in
+            [(ids[0], Priority::High), (ids[1], Priority::High), (ids[2], Priority::default())]
+        {
+            let record = store.job(id).await.unwrap().unwrap();
+            assert_eq!((record.state, record.job.priority), (JobState::Queued, priority));
+        }
+        let entries = store.queued(&queue(), None, 9).await.unwrap();
+        let high = entries.iter().filter(|entry| entry.priority == Priority::High);
+        assert_eq!(
+            high.map(|entry| entry.id).collect::<HashSet<_>>(),
+            ids[..2].iter().copied().collect()
+        );
+        let claimed = store.claim(&ids[..1], by("w1")).await.unwrap();
+        assert_eq!(claimed[0].job.priority, Priority::High);
+        assert!(store.run_now(&ids).await.unwrap().is_empty(), "none waits");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tenants_and_failures_of_workers_are_listed() {
+    all(async |Rig { store, .. }| {
+        let of =
+            |tenant: &str| Job { tenant: Tenant(tenant.into()), id: JobId::generate(), ..job() };
+        let jobs = [of("b"), of("a"), of("c"), of("b")];
+        store.submit(&jobs).await.unwrap();
+        end(&store, &jobs[..2], refused("too_long", "prompt has 7 tokens")).await;
+        let names = async |after: Option<&str>, limit| {
+            let after = after.map(|name| Tenant(name.into()));
+            let found = store.job_tenants(after.as_ref(), limit).await.unwrap();
+            found.into_iter().map(|tenant| tenant.0).collect::<Vec<_>>()
+        };
+        assert_eq!(names(None, 9).await, ["a", "b", "c"]);
+        assert_eq!(names(Some("a"), 1).await, ["b"]);
+        assert!(names(Some("c"), 9).await.is_empty());
+        let failures = store.worker_failures("w1", 9).await.unwrap();
+        let ids: Vec<JobId> = failures.iter().map(|failure| failure.id).collect();
+        assert_eq!(ids, [jobs[1].id, jobs[0].id]);
+        assert_eq!(failures[0].error.code, "too_long");
+        assert_eq!(store.worker_failures("w1", 1).await.unwrap().len(), 1);
+        assert!(store.worker_failures("w2", 9).await.unwrap().is_empty());
     })
     .await;
 }

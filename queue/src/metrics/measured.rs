@@ -8,17 +8,17 @@ use async_trait::async_trait;
 use super::calls::{CallMetrics, Calls, Failure};
 use crate::{
     Claim, ClaimRef, Claimant, Delivery, DispatchError, Dispatcher, Entry, FinishedAttempt,
-    FinishedJob, Job, JobId, JobState, Progress, Pull, QueueName, Reconciled, Settled, Store,
-    StoreError, Tenant, Timestamp,
+    FinishedJob, Job, JobId, JobState, Priority, Progress, Pull, QueueName, Reconciled, Settled,
+    Store, StoreError, Tenant, Timestamp,
     dispatch::{BacklogByPriority, Demand, Missing, Quotas},
     store::{
         CancelledJobs, DeadLetters, EndedJob, JobFilter, JobQueries, JobRanges, JobRecord,
         Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings, Serving,
-        Unannounced, Workers,
+        Unannounced, WaitingJobs, Workers,
         classes::{ClassError, RegisteredQueue, ResetClassError},
         dead_letters::{DeadLetter, Pace, Replay},
         history::{Period, Point, Snapshot},
-        job_queries::{Count, DeadLetterGroups, JobHistory, JobPage},
+        job_queries::{AttemptFailure, Count, DeadLetterGroups, JobHistory, JobPage},
         maintenance::ErasedJobs,
         queue_settings::{QueueOverview, QueueState},
         workers::{Directive, Heartbeat, Integrity, Worker},
@@ -145,6 +145,8 @@ measured! {
         fn count_jobs(filter: &JobFilter) -> Result<Count, StoreError>;
         fn job_history(id: JobId) -> Result<Option<JobHistory>, StoreError>;
         fn dead_letter_groups(queue: Option<&QueueName>) -> Result<DeadLetterGroups, StoreError>;
+        fn worker_failures(owner: &str, limit: u32) -> Result<Vec<AttemptFailure>, StoreError>;
+        fn job_tenants(after: Option<&Tenant>, limit: u32) -> Result<Vec<Tenant>, StoreError>;
     }
     QueueSettings {
         fn queue_state(queue: &QueueName) -> Result<QueueState, StoreError>;
@@ -183,6 +185,10 @@ measured! {
             -> Result<Vec<DeadLetter>, StoreError>;
         fn replay(ids: &[JobId], pace: Option<Pace>) -> Result<Vec<Replay>, StoreError>;
         fn purge(ids: &[JobId]) -> Result<u64, StoreError>;
+    }
+    WaitingJobs {
+        fn run_now(ids: &[JobId]) -> Result<Vec<JobId>, StoreError>;
+        fn set_priority(id: JobId, priority: Priority) -> Result<bool, StoreError>;
     }
     Maintenance {
         fn maintain() -> Result<Maintained, StoreError>;

@@ -178,6 +178,17 @@ pub enum AttemptEnd {
     Expired,
 }
 
+/// An attempt that ended in an error.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptFailure {
+    /// The job.
+    pub id: JobId,
+    /// Time of the error.
+    pub at: Timestamp,
+    /// The error.
+    pub error: JobError,
+}
+
 /// Dead letters of one queue with the same error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLetterGroup {
@@ -228,4 +239,20 @@ pub trait JobQueries: Send + Sync {
         &self,
         queue: Option<&QueueName>,
     ) -> Result<DeadLetterGroups, StoreError>;
+
+    /// Returns up to `limit` attempts of a worker that ended in an error, those of the newest jobs first. Scans the
+    /// latest [`SCAN_MAX`] errors of all workers.
+    async fn worker_failures(
+        &self,
+        owner: &str,
+        limit: u32,
+    ) -> Result<Vec<AttemptFailure>, StoreError>;
+
+    /// Returns up to `limit` tenants with jobs, by name, from the one that follows `after`. Its cost depends on the
+    /// number of tenants returned, not of jobs.
+    async fn job_tenants(
+        &self,
+        after: Option<&Tenant>,
+        limit: u32,
+    ) -> Result<Vec<Tenant>, StoreError>;
 }

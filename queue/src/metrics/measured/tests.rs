@@ -22,6 +22,7 @@ fn every_call_of_the_traits_is_passed_on() {
         (include_str!("../../store/classes.rs"), STORE_CALLS),
         (include_str!("../../store/workers.rs"), STORE_CALLS),
         (include_str!("../../store/dead_letters.rs"), STORE_CALLS),
+        (include_str!("../../store/waiting.rs"), STORE_CALLS),
         (include_str!("../../store/maintenance.rs"), STORE_CALLS),
         (include_str!("../../dispatch.rs"), DISPATCHER_CALLS),
     ];
@@ -74,7 +75,7 @@ async fn refused_and_dropped_calls_are_counted_as_such() {
     let entry = || Entry {
         id: JobId::generate(),
         queue: queue.clone(),
-        priority: crate::Priority::Normal,
+        priority: Priority::Normal,
         tenant: Tenant::default(),
         cost: 1,
         shard_key: 0,

@@ -1,6 +1,6 @@
 //! The Postgres part of the modules in `store/sql`: fragments of SQL and the encoding of values.
 
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Postgres;
 use uuid::Uuid;
 
@@ -80,6 +80,18 @@ SELECT CAST(coalesce(sum(prompt_tokens), 0) AS bigint) AS prompt,
        CAST(coalesce(sum(completion_tokens), 0) AS bigint) AS completion
 FROM results WHERE $1 IS NULL OR (model = $1 AND format = $2)";
 
+/// Returns tenants with jobs, by name: from each to the next along the indexes.
+pub(super) const JOB_TENANTS: &str = "
+WITH RECURSIVE names AS (
+    SELECT least((SELECT min(tenant) FROM open_jobs WHERE tenant > $1),
+                 (SELECT min(tenant) FROM jobs WHERE tenant > $1)) AS tenant
+    UNION ALL
+    SELECT least((SELECT min(tenant) FROM open_jobs WHERE tenant > names.tenant),
+                 (SELECT min(tenant) FROM jobs WHERE tenant > names.tenant))
+    FROM names WHERE names.tenant IS NOT NULL
+)
+SELECT tenant FROM names WHERE tenant IS NOT NULL LIMIT $2";
+
 /// Deletes a tenant's rows in tables of settings.
 pub(super) const TENANT_SETTINGS: [&str; 2] =
     ["DELETE FROM tenant_quotas WHERE tenant = $1", "DELETE FROM idempotency WHERE tenant = $1"];
@@ -100,6 +112,11 @@ pub fn text_list(texts: &[String]) -> &[String] {
 /// Returns a column written from a [`text_list`].
 pub(super) fn texts(row: &Row, column: &'static str) -> Result<Vec<String>, StoreError> {
     get(row, column)
+}
+
+/// Returns a value as a column in wire format has it.
+pub(super) fn encode(value: &impl Serialize) -> Vec<u8> {
+    wire::encode(value)
 }
 
 /// Returns a column in wire format.

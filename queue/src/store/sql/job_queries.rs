@@ -17,8 +17,8 @@ use crate::{
     store::{
         Page, StoreError,
         job_queries::{
-            Attempt, AttemptEnd, Count, DeadLetterGroup, DeadLetterGroups, JobFilter, JobHistory,
-            JobPage, JobQueries, JobSummary, SCAN_MAX,
+            Attempt, AttemptEnd, AttemptFailure, Count, DeadLetterGroup, DeadLetterGroups,
+            JobFilter, JobHistory, JobPage, JobQueries, JobSummary, SCAN_MAX,
         },
         job_query::JobQuery,
     },
@@ -132,6 +132,37 @@ impl JobQueries for SqlStore {
         };
         let groups = found.iter().map(group).collect::<Result<_, StoreError>>()?;
         Ok(DeadLetterGroups::from_groups(groups))
+    }
+
+    async fn worker_failures(
+        &self,
+        owner: &str,
+        limit: u32,
+    ) -> Result<Vec<AttemptFailure>, StoreError> {
+        let found = query(
+            "SELECT job_id, at, error FROM (
+                 SELECT job_id, epoch, at, error, owner FROM attempt_errors
+                 ORDER BY job_id DESC, epoch DESC LIMIT $3
+             ) AS latest
+             WHERE owner = $1 ORDER BY job_id DESC, epoch DESC LIMIT $2",
+        );
+        let found = found.bind(owner).bind(i64::from(limit)).bind(i64::from(SCAN_MAX));
+        let failure = |row| {
+            let (id, at) = (rows::id(row, "job_id")?, rows::time(row, "at")?);
+            Ok(AttemptFailure { id, at, error: rows::attempt_error(row)? })
+        };
+        self.fetch_all(found).await?.iter().map(failure).collect()
+    }
+
+    async fn job_tenants(
+        &self,
+        after: Option<&Tenant>,
+        limit: u32,
+    ) -> Result<Vec<Tenant>, StoreError> {
+        let after = after.map_or("", |tenant| tenant.0.as_str());
+        let found = query(dialect::JOB_TENANTS).bind(after).bind(i64::from(limit));
+        let name = |row| Ok(Tenant(rows::get(row, "tenant")?));
+        self.fetch_all(found).await?.iter().map(name).collect()
     }
 }
 

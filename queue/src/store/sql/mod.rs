@@ -14,5 +14,6 @@ pub(super) mod queue_settings;
 pub mod rows;
 mod store;
 pub(super) mod tenants;
+mod waiting;
 
 use super::{SqlStore, announcements, claims, dialect, queues, reconcile, sampler};

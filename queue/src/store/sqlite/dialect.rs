@@ -2,7 +2,7 @@
 //!
 //! No statement locks rows: a transaction holds the write lock from its start.
 
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Sqlite;
 
 pub(super) use super::rows::hex;
@@ -84,6 +84,16 @@ SELECT CAST(coalesce(sum(prompt_tokens), 0) AS bigint) AS prompt,
 FROM results
 WHERE $1 IS NULL OR job_id IN (SELECT id FROM jobs WHERE model = $1 AND format = $2)";
 
+/// Returns tenants with jobs, by name: from each to the next along the index.
+pub(super) const JOB_TENANTS: &str = "
+WITH RECURSIVE names (tenant) AS (
+    SELECT min(tenant) FROM jobs WHERE tenant > $1
+    UNION ALL
+    SELECT (SELECT min(tenant) FROM jobs WHERE tenant > names.tenant)
+    FROM names WHERE names.tenant IS NOT NULL
+)
+SELECT tenant FROM names WHERE tenant IS NOT NULL LIMIT $2";
+
 /// Deletes a tenant's rows in tables of settings.
 pub(super) const TENANT_SETTINGS: [&str; 1] = ["DELETE FROM tenant_quotas WHERE tenant = $1"];
 
@@ -112,6 +122,11 @@ pub fn text_list(texts: &[String]) -> String {
 /// Returns a column written from a [`text_list`].
 pub(super) fn texts(row: &Row, column: &'static str) -> Result<Vec<String>, StoreError> {
     document(row, column)
+}
+
+/// Returns a value as a column in JSON has it.
+pub(super) fn encode(value: &impl Serialize) -> String {
+    to_json(value)
 }
 
 /// Returns a column in JSON.
