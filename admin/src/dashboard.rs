@@ -15,6 +15,7 @@ pub(crate) mod batches;
 pub(crate) mod bulk;
 mod chart;
 pub(crate) mod dead_letters;
+pub(crate) mod files;
 mod filters;
 pub(crate) mod guard;
 mod history;
@@ -27,9 +28,13 @@ pub(crate) mod login;
 pub(crate) mod overview;
 pub(crate) mod page;
 pub(crate) mod queues;
+pub(crate) mod rerun;
 pub(crate) mod session;
+pub(crate) mod tenant;
+pub(crate) mod tenants;
 pub(crate) mod upload;
 pub(crate) mod view;
+pub(crate) mod worker;
 pub(crate) mod workers;
 
 use self::{

@@ -26,6 +26,7 @@ mod error;
 mod extract;
 mod file_writer;
 mod health;
+mod job_request;
 mod job_waiter;
 mod key_reads;
 mod key_uses;

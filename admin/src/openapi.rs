@@ -36,7 +36,7 @@ use crate::{
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel,
         all_batches::list, all_batches::cancel,
-        jobs::list, jobs::count, jobs::cancel, job::one,
+        jobs::list, jobs::count, jobs::cancel, job::one, job::run_now, job::priority,
         dead_letters::list, dead_letters::replay, dead_letters::purge,
         queues::list, queues::pause, queues::resume, queues::limit,
         queues::max_wait, queues::allow_class, queues::withdraw_class,

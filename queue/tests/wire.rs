@@ -236,7 +236,7 @@ fn jobs() -> impl Strategy<Value = Job> {
     let sampling =
         sampling.prop_map(|((max, min, temperature, n, ignore), bias, stop, logprobs, grammar)| {
             Sampling {
-                max_tokens: max,
+                max_tokens: Some(max),
                 min_tokens: min,
                 temperature,
                 n,

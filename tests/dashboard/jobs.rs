@@ -1,10 +1,18 @@
 //! The pages of jobs: search, and actions on all jobs that match.
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::{Value, json};
+
 use crate::{
-    fleet::{Fleet, questions},
+    fleet::{Fleet, eventually, questions},
     pages::Visitor,
-    rig::Admin,
+    rig::{Admin, OURS, key},
 };
+
+/// Encodes text for a form.
+fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
 
 /// Submits `count` questions, which stay queued: no worker runs.
 fn submit(fleet: &Fleet, count: usize) {
@@ -73,7 +81,7 @@ fn matching_jobs_are_cancelled_after_a_confirmation_that_says_how_many() {
     assert!(asked.contains("Cancel 0 jobs") && !asked.contains("<button class=\"danger\">"));
     for form in ["", "custom_id="] {
         let (path, session) = ("/dashboard/jobs/matching/cancel", &visitor.session);
-        assert_eq!(visitor.client.form(path, session, crate::rig::OURS, form).status, 400);
+        assert_eq!(visitor.client.form(path, session, OURS, form).status, 400);
     }
     assert_eq!(states().trim(), "cancelled|3\nqueued|9");
 }
@@ -103,4 +111,96 @@ fn matching_dead_letters_are_retried_in_steps() {
     visitor.does(path, "error=engine_failed");
     assert_eq!(fleet.rows(&["open_jobs"]), 5);
     assert_eq!(fleet.rows(&["jobs"]), 3, "dead letters are kept");
+}
+
+/// Id of the job with a name.
+fn job_of(fleet: &Fleet, custom_id: &str) -> String {
+    let found = format!("SELECT id FROM all_jobs WHERE custom_id = '{custom_id}' ORDER BY id");
+    fleet.sql(&found).lines().next().unwrap().to_owned()
+}
+
+#[test]
+fn job_is_run_again_as_it_was_or_edited() {
+    let (fleet, admin) = Admin::without_worker();
+    submit(&fleet, 1);
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    let page = format!("/dashboard/jobs/{}", job_of(&fleet, "q0"));
+    visitor.does(&format!("{page}/rerun"), "");
+    let prompts = "SELECT count(DISTINCT job), count(*) FROM open_jobs WHERE custom_id = 'q0'";
+    assert_eq!(fleet.sql(prompts).trim(), "2|2", "two jobs, which differ in their ids");
+    let form = visitor.sees(&format!("{page}/edit"));
+    let (_, request) = form.split_once("required>").unwrap();
+    let request = request.split("</textarea>").next().unwrap().replace("&#34;", "\"");
+    let mut request: Value = serde_json::from_str(&request).unwrap();
+    assert_eq!(request["model"], "demo@i2_s");
+    assert_eq!(request["max_tokens"], 12);
+    let rerun = |request: &Value| {
+        let form = format!("request={}", encoded(&request.to_string()));
+        visitor.client.form(&format!("{page}/rerun"), &visitor.session, OURS, &form)
+    };
+    // What the API refuses is shown by its field, with what was typed.
+    for (field, value, said) in [
+        ("temperature", json!(9), "temperature must be"),
+        ("model", json!("none"), "no such model"),
+        ("colour", json!("red"), "colour"),
+    ] {
+        let mut wrong = request.clone();
+        wrong[field] = value;
+        let refused = rerun(&wrong);
+        assert_eq!(refused.status, 400, "{field}");
+        let text = refused.text();
+        assert!(text.contains("role=\"alert\"") && text.contains(said), "{field}: {text}");
+        assert!(text.contains("Invoice 0 was paid"), "{text}");
+    }
+    assert_eq!(rerun(&json!(7)).status, 400);
+    assert_eq!(fleet.rows(&["open_jobs"]), 2);
+    request["max_tokens"] = json!(3);
+    request["messages"][0]["content"] = json!("Paid on the 3rd of March, 2024");
+    let done = rerun(&request);
+    assert_eq!(done.status, 303, "{}", done.text());
+    let to = done.header("location").unwrap();
+    let edited = visitor.sees(to);
+    assert!(edited.contains("Paid on the 3rd of March"), "{edited}");
+    assert!(fleet.sql("SELECT string_agg(action, ' ') FROM audit").contains("job.rerun job.rerun"));
+    // Another tenant neither sees the form nor runs the job.
+    let other = Visitor::new(&admin, &key(&fleet, "other", "submit"));
+    assert_eq!(other.client.page(&format!("{page}/edit"), &other.session).status, 404);
+    let refused = other.client.form(&format!("{page}/rerun"), &other.session, OURS, "");
+    assert_eq!(refused.status, 404);
+}
+
+#[test]
+fn waiting_job_runs_now_with_another_priority() {
+    let (fleet, admin) = Admin::without_worker();
+    submit(&fleet, 2);
+    fleet.sql(
+        "UPDATE open_jobs SET state = 'scheduled', run_at = submitted_at + 3600000
+         WHERE custom_id = 'q0'",
+    );
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    let [waiting, queued] = ["q0", "q1"].map(|name| job_of(&fleet, name));
+    let page = visitor.sees(&format!("/dashboard/jobs/{waiting}"));
+    assert!(page.contains("Run now") && page.contains("Set priority"), "{page}");
+    let page = visitor.sees(&format!("/dashboard/jobs/{queued}"));
+    assert!(!page.contains("Run now") && !page.contains("Set priority"), "{page}");
+    visitor.does(&format!("/dashboard/jobs/{waiting}/priority"), "priority=high");
+    assert!(visitor.sees(&format!("/dashboard/jobs/{waiting}")).contains("· high ·"));
+    let api = admin.first();
+    let low = json!({ "priority": "low" });
+    for (path, body) in [("priority", &low), ("run-now", &json!({}))] {
+        let refused = api.post(&format!("/admin/v1/jobs/{queued}/{path}"), body);
+        assert_eq!(refused.error(), (409, "not_waiting".to_owned()), "{path}");
+        assert_eq!(api.post("/admin/v1/jobs/none/run-now", &json!({})).status, 404);
+    }
+    let wrong =
+        api.post(&format!("/admin/v1/jobs/{waiting}/priority"), &json!({ "priority": "x" }));
+    assert_eq!(wrong.json()["error"]["param"], "priority");
+    assert_eq!(api.post(&format!("/admin/v1/jobs/{waiting}/priority"), &low).status, 200);
+    visitor.does(&format!("/dashboard/jobs/{waiting}/run-now"), "");
+    let _worker = fleet.worker(&[]);
+    eventually("both are answered", || {
+        fleet.sql("SELECT count(*) FROM jobs WHERE state = 'completed'").trim() == "2"
+    });
+    let log = visitor.sees("/dashboard/audit");
+    assert!(log.contains("job.run_now") && log.contains("job.priority"), "{log}");
 }

@@ -8,6 +8,7 @@ mod browser;
 #[path = "../support/fleet.rs"]
 mod fleet;
 mod jobs;
+mod operators;
 mod pages;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../http/rig.rs"]

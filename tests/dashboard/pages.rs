@@ -9,13 +9,15 @@ use crate::{
     rig::{Admin, Caller, OURS, key, question},
 };
 
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 12] = [
     "/dashboard/overview",
     "/dashboard/overview?span=30d&sort=failed",
     "/dashboard/batches",
     "/dashboard/jobs",
     "/dashboard/jobs?state=failed",
     "/dashboard/workers",
+    "/dashboard/tenants",
+    "/dashboard/files",
     "/dashboard/dead-letters",
     "/dashboard/integrity",
     "/dashboard/keys",

@@ -4,22 +4,16 @@
 use std::time::Duration;
 
 use askama::Template;
-use axum::{
-    extract::{Path, Query},
-    http::{HeaderMap, HeaderValue, header::CONTENT_DISPOSITION},
-};
+use axum::extract::{Path, Query};
 use serde::Deserialize;
 use tritmill_queue::{Tenant, Timestamp, store::Page};
 
 use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
 use crate::{
     ApiError, App, Caller,
-    openai::{batches, file_content, files},
+    openai::batches,
     operator::batches as all_batches,
-    store::{
-        Batch, BatchId, BatchState, FileId, batches::BatchFilter, files::StoredFile,
-        step_state::BatchError,
-    },
+    store::{Batch, BatchId, BatchState, FileId, batches::BatchFilter, step_state::BatchError},
 };
 
 /// Batches per page.
@@ -242,23 +236,4 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> PageResult {
     };
     let page = format!("/dashboard/batches/{}", batch.id);
     Ok(visit.done(&page, "The batch is cancelled. Its answers so far are kept."))
-}
-
-/// Downloads a file.
-pub(crate) async fn download(
-    visit: Visit,
-    Path(id): Path<String>,
-    headers: HeaderMap,
-) -> PageResult {
-    let file = files::find(&visit.app, &visit.caller.tenant, &id).await?;
-    let mut response = file_content::respond(&visit.app, &file, &headers);
-    response.headers_mut().insert(CONTENT_DISPOSITION, disposition(&file));
-    Ok(response)
-}
-
-/// Tells the browser to save the file under its name.
-fn disposition(file: &StoredFile) -> HeaderValue {
-    let name = percent_encoded(&file.filename);
-    HeaderValue::try_from(format!("attachment; filename*=UTF-8''{name}"))
-        .expect("a percent-encoded name is visible ASCII")
 }

@@ -4,13 +4,14 @@ use std::{collections::BTreeMap, time::Duration};
 
 use askama::Template;
 use axum::extract::Path;
+use serde::Deserialize;
 use serde_json::json;
 use tritmill_queue::{
-    EventId, JobEvent, JobId, JobState, Message, Outcome, Part, Prompt, Role, Timestamp,
+    EventId, JobEvent, JobId, JobState, Message, Outcome, Part, Priority, Prompt, Role, Timestamp,
     store::job_queries::{Attempt, AttemptEnd, JobHistory},
 };
 
-use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
+use super::{Content, PageError, PageForm, PageResult, Visit, filters, percent_encoded};
 use crate::{
     ApiError, App, Caller,
     operator::{audit, job},
@@ -50,6 +51,9 @@ struct JobView {
     is_live: bool,
     may_cancel: bool,
     may_replay: bool,
+    may_rerun: bool,
+    /// Whether its time and priority may be changed.
+    may_hasten: bool,
 }
 
 impl JobView {
@@ -176,6 +180,9 @@ async fn load(app: App, caller: Caller, id: String) -> Result<Content, PageError
         is_live,
         may_cancel: !record.state.is_terminal() && caller.may_submit(),
         may_replay: record.state == JobState::Failed && caller.may_operate(),
+        may_rerun: caller.may_submit(),
+        may_hasten: matches!(record.state, JobState::Scheduled | JobState::Retrying)
+            && caller.may_operate(),
         history,
     };
     Ok(Content::new(format!("Job {id}"), &view))
@@ -210,6 +217,30 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> PageResult {
         false => "The job is cancelled.",
     };
     Ok(visit.done(&format!("/dashboard/jobs/{job}"), notice))
+}
+
+/// Makes a scheduled or retrying job due now.
+pub(crate) async fn run_now(visit: Visit, Path(id): Path<String>) -> PageResult {
+    let job = job::hasten(&visit.app, &visit.caller, &id).await?;
+    let notice = "The job is due: it runs as soon as a worker has room.";
+    Ok(visit.done(&format!("/dashboard/jobs/{job}"), notice))
+}
+
+/// The form to change a priority.
+#[derive(Deserialize)]
+pub(crate) struct PriorityForm {
+    #[serde(default)]
+    priority: String,
+}
+
+/// Changes the priority of a scheduled or retrying job.
+pub(crate) async fn set_priority(
+    visit: Visit,
+    Path(id): Path<String>,
+    PageForm(PriorityForm { priority }): PageForm<PriorityForm>,
+) -> PageResult {
+    let job = job::set_priority(&visit.app, &visit.caller, &id, &priority).await?;
+    Ok(visit.done(&format!("/dashboard/jobs/{job}"), "The priority is changed."))
 }
 
 /// Replays a dead letter and shows the new job.

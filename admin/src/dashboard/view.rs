@@ -59,9 +59,11 @@ pub(super) const LINKS: [&[Link]; 3] = [
         link(OVERVIEW, "Overview", KeyRole::Operate, "M2.5 13.5v-5m3.7 5v-11m3.6 11v-7m3.7 7v-3"),
         link("/dashboard/batches", "Batches", KeyRole::Read, "M2.5 4.5 8 2l5.5 2.5L8 7 2.5 4.5Zm0 3.5L8 10.5 13.5 8m-11 3.5L8 14l5.5-2.5"),
         link("/dashboard/jobs", "Jobs", KeyRole::Read, "M2.5 4h1m-1 4h1m-1 4h1m3-8h7m-7 4h7m-7 4h7"),
+        link("/dashboard/files", "Files", KeyRole::Read, "M4 2.5h5.5L12 5v8.5H4zM9.5 2.5V5H12"),
     ],
     &[
         link("/dashboard/workers", "Workers", KeyRole::Operate, "M4.5 4.5h7v7h-7zM6.5 2v2.5m3-2.5v2.5m-3 7V14m3-2.5V14M2 6.5h2.5m-2.5 3h2.5m7-3H14m-2.5 3H14"),
+        link("/dashboard/tenants", "Tenants", KeyRole::Operate, "M8 7.5a2.5 2.5 0 1 0 0-5 2.5 2.5 0 0 0 0 5Zm-5.5 6c.6-2.6 2.8-4 5.5-4s4.9 1.4 5.5 4"),
         link("/dashboard/dead-letters", "Dead letters", KeyRole::Operate, "M2.5 4h11v8h-11zm0 .5L8 9l5.5-4.5"),
         link("/dashboard/integrity", "Integrity", KeyRole::Operate, "M8 2 3 4v4c0 3 2.2 5 5 6 2.8-1 5-3 5-6V4L8 2ZM5.8 8l1.6 1.6L10.4 6.5"),
     ],

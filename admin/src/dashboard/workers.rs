@@ -39,6 +39,11 @@ impl WorkerRow {
         format!("/dashboard/queues/{}", percent_encoded(&self.worker.heartbeat.queue.to_string()))
     }
 
+    /// URL of the worker's page.
+    pub fn href(&self) -> String {
+        format!("/dashboard/workers/{}", percent_encoded(&self.worker.heartbeat.owner))
+    }
+
     fn metrics(&self) -> &WorkerMetrics {
         &self.worker.heartbeat.metrics
     }

@@ -260,10 +260,16 @@ pub(crate) async fn remove(
     Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> JsonResult<FileDeleted> {
-    let unknown = || ApiError::not_found("file", &id);
+    delete(&app, &caller.tenant, &id).await?;
+    Ok(Json(FileDeleted { id, object: "file", deleted: true }))
+}
+
+/// Deletes a file of a tenant.
+pub(crate) async fn delete(app: &App, tenant: &Tenant, id: &str) -> Result<(), ApiError> {
+    let unknown = || ApiError::not_found("file", id);
     let file: FileId = id.parse().map_err(|_| unknown())?;
-    match app.store.delete_file(&caller.tenant, file).await? {
-        FileDeletion::Deleted => Ok(Json(FileDeleted { id, object: "file", deleted: true })),
+    match app.store.delete_file(tenant, file).await? {
+        FileDeletion::Deleted => Ok(()),
         FileDeletion::NotFound => Err(unknown()),
         FileDeletion::InUse => {
             let message = "the file is in use by an unfinished batch: cancel the batch first";

@@ -1,16 +1,18 @@
 //! One job, with its attempts and results.
 
 use axum::{Json, extract::Path};
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use tritmill_queue::{
-    Outcome, Timestamp,
+    JobId, Outcome, Priority, Timestamp,
     store::job_queries::{Attempt, AttemptEnd, JobHistory},
 };
 use utoipa::ToSchema;
 
-use super::params;
-use crate::{ApiError, App, Call, Caller, JsonResult, shown_errors};
+use super::{DONE, Done, audit, params};
+use crate::{
+    ApiError, App, Call, Caller, JsonBody, JsonResult, extract::from_map, shown_errors,
+};
 
 /// An attempt to run the job.
 #[derive(Serialize, ToSchema)]
@@ -148,4 +150,72 @@ pub(crate) async fn one(
     Path(id): Path<String>,
 ) -> JsonResult<JobHistoryView> {
     Ok(Json(find(&app, &caller, &id).await?.into()))
+}
+
+/// Makes a scheduled or retrying job due now.
+#[utoipa::path(post, path = "/admin/v1/jobs/{id}/run-now", tag = "jobs", params(("id" = String, Path)),
+    responses((status = 200, description = "The job runs as soon as a worker has room", body = Done)))]
+pub(crate) async fn run_now(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+) -> JsonResult<Done> {
+    hasten(&app, &caller, &id).await?;
+    Ok(DONE)
+}
+
+/// Makes a scheduled or retrying job due now and records it in the audit log.
+pub(crate) async fn hasten(app: &App, caller: &Caller, id: &str) -> Result<JobId, ApiError> {
+    let job = find(app, caller, id).await?.record.job.id;
+    audit::record(app, caller, "job.run_now", &job.to_string(), json!({})).await?;
+    match app.store.run_now(&[job]).await?.is_empty() {
+        true => Err(not_waiting()),
+        false => Ok(job),
+    }
+}
+
+/// A new priority of a job.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PriorityRequest {
+    /// `high`, `normal` or `low`.
+    priority: String,
+}
+
+/// Changes the priority of a scheduled or retrying job. A queued job keeps the priority that it waits with.
+#[utoipa::path(post, path = "/admin/v1/jobs/{id}/priority", tag = "jobs", params(("id" = String, Path)),
+    request_body = PriorityRequest,
+    responses((status = 200, description = "The priority is changed", body = Done)))]
+pub(crate) async fn priority(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> JsonResult<Done> {
+    // An unknown job is unknown whatever the body.
+    find(&app, &caller, &id).await?;
+    let PriorityRequest { priority } = from_map(body)?;
+    set_priority(&app, &caller, &id, &priority).await?;
+    Ok(DONE)
+}
+
+/// Changes the priority of a scheduled or retrying job and records it in the audit log.
+pub(crate) async fn set_priority(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    priority: &str,
+) -> Result<JobId, ApiError> {
+    let job = find(app, caller, id).await?.record.job.id;
+    let expected = "'high', 'normal' or 'low'";
+    let priority: Option<Priority> = params::parsed("priority", expected, Some(priority))?;
+    let priority = priority.unwrap_or_default();
+    let detail = json!({ "priority": priority.as_str() });
+    audit::record(app, caller, "job.priority", &job.to_string(), detail).await?;
+    match app.store.set_priority(job, priority).await? {
+        true => Ok(job),
+        false => Err(not_waiting()),
+    }
+}
+
+fn not_waiting() -> ApiError {
+    ApiError::conflict("not_waiting", "the job is neither scheduled nor retrying")
 }

@@ -207,14 +207,25 @@ pub(crate) async fn erase(
     Call { app, caller }: Call,
     JsonBody(EraseRequest { tenant, confirm }): JsonBody<EraseRequest>,
 ) -> JsonResult<EraseResult> {
+    let erased = erase_tenant(&app, &caller, &tenant, &confirm).await?;
+    let Erased { keys, batches, files, jobs, done } = erased;
+    Ok(Json(EraseResult { keys, batches, files, jobs, done }))
+}
+
+/// Deletes everything of a tenant, as far as one call does, and records it in the audit log.
+pub(crate) async fn erase_tenant(
+    app: &App,
+    caller: &Caller,
+    tenant: &str,
+    confirm: &str,
+) -> Result<Erased, ApiError> {
     if tenant != confirm {
         return Err(ApiError::invalid_value("confirm", "confirm must repeat the tenant"));
     }
-    let tenant = params::tenant(&tenant)?;
+    let tenant = params::tenant(tenant)?;
     if tenant == caller.tenant {
         return Err(ApiError::invalid_value("tenant", "tenant must not be the caller's own"));
     }
-    audit::record(&app, &caller, "tenant.erase", &tenant.0, json!({})).await?;
-    let Erased { keys, batches, files, jobs, done } = app.store.erase_tenant(&tenant).await?;
-    Ok(Json(EraseResult { keys, batches, files, jobs, done }))
+    audit::record(app, caller, "tenant.erase", &tenant.0, json!({})).await?;
+    Ok(app.store.erase_tenant(&tenant).await?)
 }

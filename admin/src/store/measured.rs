@@ -15,7 +15,7 @@ use super::{
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
     batches::{BatchFilter, Creation},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
-    tenants::{Erased, TenantAccount, TenantLimits},
+    tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
 };
 
 measured! {
@@ -83,6 +83,7 @@ measured! {
         fn limited_tenants() -> Result<Vec<TenantAccount>, StoreError>;
         fn set_tenant_limits(tenant: &Tenant, limits: TenantLimits) -> Result<(), StoreError>;
         fn erase_tenant(tenant: &Tenant) -> Result<Erased, StoreError>;
+        fn stored_files(tenant: &Tenant) -> Result<StoredFiles, StoreError>;
     }
 }
 

@@ -51,6 +51,15 @@ pub struct Erased {
     pub done: bool,
 }
 
+/// Files of a tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoredFiles {
+    /// Number of complete files.
+    pub files: u64,
+    /// Their size together.
+    pub size_bytes: u64,
+}
+
 /// Tenants of a store.
 #[async_trait]
 pub trait Tenants: Send + Sync {
@@ -72,4 +81,7 @@ pub trait Tenants: Send + Sync {
     /// call ([`ERASED_MAX`](tritmill_queue::store::maintenance::ERASED_MAX)); repeat until [`Erased::done`]. What was
     /// deleted before an error stays deleted.
     async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError>;
+
+    /// Counts the complete files of a tenant.
+    async fn stored_files(&self, tenant: &Tenant) -> Result<StoredFiles, StoreError>;
 }

@@ -4,7 +4,9 @@ use async_trait::async_trait;
 use tritmill_queue::{StoreError, Tenant, store::Maintenance as _};
 
 use super::{Row, SqlStore, query, rows, storable};
-use crate::store::tenants::{Erased, TenantAccount, TenantLimits, TenantUse, Tenants};
+use crate::store::tenants::{
+    Erased, StoredFiles, TenantAccount, TenantLimits, TenantUse, Tenants,
+};
 
 /// Selects accounts of the tenants that a subquery names `wanted`.
 macro_rules! select_accounts {
@@ -101,5 +103,15 @@ impl Tenants for SqlStore {
         let jobs = self.erase_jobs(tenant).await?;
         (erased.jobs, erased.done) = (jobs.jobs, jobs.done);
         Ok(erased)
+    }
+
+    async fn stored_files(&self, tenant: &Tenant) -> Result<StoredFiles, StoreError> {
+        let sums = query(
+            "SELECT count(*) AS files, CAST(coalesce(sum(size_bytes), 0) AS bigint) AS size_bytes
+             FROM files WHERE tenant = $1 AND size_bytes IS NOT NULL",
+        );
+        let row = self.fetch_one(sums.bind(&tenant.0)).await?;
+        let (files, size_bytes) = (rows::count(&row, "files")?, rows::count(&row, "size_bytes")?);
+        Ok(StoredFiles { files, size_bytes })
     }
 }

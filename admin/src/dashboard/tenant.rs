@@ -1,0 +1,86 @@
+//! Page of a tenant: its jobs, errors, keys and limits, and the deletion of all it has.
+
+use askama::Template;
+use axum::extract::Path;
+use serde::Deserialize;
+use tritmill_queue::{JobState, Tenant, Timestamp};
+
+use super::{
+    Content, PageError, PageForm, PageResult, Visit, filters, percent_encoded,
+    tenants::{self, COUNTED, TenantRow},
+};
+use crate::{ApiError, App, Caller, operator::keys::erase_tenant};
+
+#[derive(Template)]
+#[template(path = "tenant.html")]
+struct TenantView {
+    now: Timestamp,
+    row: TenantRow,
+    counted: u64,
+    /// Whether it is another tenant than the visitor's.
+    may_erase: bool,
+}
+
+impl TenantView {
+    /// The number of jobs in each state.
+    fn states(&self) -> Vec<(&'static str, u64)> {
+        let mut jobs = self.row.jobs;
+        let count = |state: JobState| (state.as_str(), *jobs.counter(state));
+        JobState::ALL.map(count).to_vec()
+    }
+
+    /// URL of its dead letters with an error.
+    fn error_href(&self, code: &str) -> String {
+        format!("{}&error={}", self.row.jobs_href("failed"), percent_encoded(code))
+    }
+}
+
+/// Shows a tenant.
+pub(crate) async fn one(visit: Visit, Path(tenant): Path<String>) -> PageResult {
+    visit.show(move |app, caller| load(app, caller, tenant.clone())).await
+}
+
+async fn load(app: App, caller: Caller, name: String) -> Result<Content, PageError> {
+    if name.contains('\0') {
+        return Err(ApiError::not_found("tenant", &name).into());
+    }
+    let (mut keys, limits) = (tenants::keys(&app).await?, tenants::limits(&app).await?);
+    let known = keys.remove(&name);
+    let is_known = known.is_some();
+    let tenant = Tenant(name.clone());
+    let may_erase = tenant != caller.tenant;
+    let row = tenants::row(&app, tenant, known.unwrap_or_default(), &limits).await?;
+    let mut jobs = row.jobs;
+    let has_jobs = JobState::ALL.into_iter().any(|state| *jobs.counter(state) > 0);
+    if !is_known && !has_jobs && row.files.files == 0 {
+        return Err(ApiError::not_found("tenant", &name).into());
+    }
+    let now = app.client.now().await?;
+    let view = TenantView { now, row, counted: u64::from(COUNTED), may_erase };
+    Ok(Content::new(format!("Tenant {name}"), &view))
+}
+
+/// The form to delete everything of a tenant.
+#[derive(Deserialize)]
+pub(crate) struct EraseForm {
+    /// The tenant's name again.
+    confirm: String,
+}
+
+/// Deletes everything of a tenant, as far as one call does.
+pub(crate) async fn erase(
+    visit: Visit,
+    Path(tenant): Path<String>,
+    PageForm(EraseForm { confirm }): PageForm<EraseForm>,
+) -> PageResult {
+    let erased = erase_tenant(&visit.app, &visit.caller, &tenant, confirm.trim()).await?;
+    let (jobs, files) = (filters::grouped(erased.jobs), filters::grouped(erased.files));
+    let notice = format!("{jobs} jobs, {files} files and {} keys are deleted.", erased.keys);
+    match erased.done {
+        true => Ok(visit.done("/dashboard/tenants", &notice)),
+        false => {
+            let page = format!("/dashboard/tenants/{}", percent_encoded(&tenant));
+            Ok(visit.done(&page, &format!("{notice} There are more jobs: erase the rest.")))
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Page of tenants: what each has in the store, and its limits.
+//!
+//! Jobs and tokens are counted over a tenant's latest [`COUNTED`] jobs, so that a page costs the same however many jobs
+//! there are.
+
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+
+use askama::Template;
+use axum::extract::Query;
+use serde::Deserialize;
+use tritmill_queue::{
+    JobState, Progress, QueueName, Tenant,
+    dispatch::Quotas,
+    store::{Page, job_queries::JobFilter},
+};
+
+use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
+use crate::{
+    ApiError, App,
+    store::{ApiKey, tenants::StoredFiles},
+};
+
+/// Tenants per page.
+const PAGE_SIZE: usize = 20;
+/// A tenant's latest jobs that are counted.
+pub(super) const COUNTED: u32 = 1000;
+/// Most queues that a page looks at for limits.
+const QUEUES_MAX: usize = 50;
+
+/// What a tenant has.
+pub(super) struct TenantRow {
+    pub tenant: Tenant,
+    /// Its latest jobs by state, and their tokens.
+    pub jobs: Progress,
+    /// Whether it has more jobs than were counted.
+    pub or_more: bool,
+    /// Dead letters by error code, the most frequent first.
+    pub errors: Vec<(String, u64)>,
+    pub files: StoredFiles,
+    /// Its keys that are not revoked.
+    pub keys: Vec<ApiKey>,
+    /// Its limit of queued tokens in each queue that has one.
+    pub limits: Vec<(QueueName, u64)>,
+}
+
+impl TenantRow {
+    /// URL of the tenant's page.
+    pub fn href(&self) -> String {
+        format!("/dashboard/tenants/{}", percent_encoded(&self.tenant.0))
+    }
+
+    /// URL of its jobs, in a state.
+    pub fn jobs_href(&self, state: &str) -> String {
+        format!("/dashboard/jobs?tenant={}&state={state}", percent_encoded(&self.tenant.0))
+    }
+
+    /// Jobs that are scheduled, queued or retrying.
+    pub fn waiting(&self) -> u64 {
+        self.jobs.scheduled + self.jobs.queued + self.jobs.retrying
+    }
+
+    /// Its limit, if only one queue has one.
+    pub fn only_limit(&self) -> Option<u64> {
+        match self.limits.as_slice() {
+            [(_, limit)] => Some(*limit),
+            _ => None,
+        }
+    }
+
+    /// Whether the counts are lower bounds, as a suffix.
+    pub fn plus(&self) -> &'static str {
+        if self.or_more { "+" } else { "" }
+    }
+}
+
+/// The limits of queues on tenants.
+pub(super) async fn limits(app: &App) -> Result<Vec<(QueueName, Quotas)>, ApiError> {
+    let mut limits = Vec::new();
+    for state in app.store.queue_states().await?.into_iter().take(QUEUES_MAX) {
+        let quotas = app.store.quotas(&state.queue).await?;
+        limits.push((state.queue, quotas));
+    }
+    Ok(limits)
+}
+
+/// Reads what a tenant has.
+pub(super) async fn row(
+    app: &App,
+    tenant: Tenant,
+    keys: Vec<ApiKey>,
+    limits: &[(QueueName, Quotas)],
+) -> Result<TenantRow, ApiError> {
+    let filter = JobFilter { tenant: Some(tenant.clone()), ..JobFilter::default() };
+    let page = Page { after: None, limit: COUNTED, ascending: false };
+    let found = app.store.jobs(&filter, page).await?;
+    let (mut jobs, mut errors) = (Progress::default(), BTreeMap::<String, u64>::new());
+    for job in found.jobs {
+        *jobs.counter(job.state) += 1;
+        jobs.prompt_tokens += job.prompt_tokens;
+        jobs.completion_tokens += job.completion_tokens;
+        if let (JobState::Failed, Some(code)) = (job.state, job.error_code) {
+            *errors.entry(code).or_default() += 1;
+        }
+    }
+    let mut errors: Vec<(String, u64)> = errors.into_iter().collect();
+    errors.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let limit =
+        |(queue, quotas): &(QueueName, Quotas)| Some((queue.clone(), quotas.of_tenant(&tenant)?));
+    Ok(TenantRow {
+        limits: limits.iter().filter_map(limit).collect(),
+        jobs,
+        or_more: found.next.is_some(),
+        errors,
+        files: app.store.stored_files(&tenant).await?,
+        keys,
+        tenant,
+    })
+}
+
+/// The keys that are not revoked, by tenant.
+pub(super) async fn keys(app: &App) -> Result<BTreeMap<String, Vec<ApiKey>>, ApiError> {
+    let mut keys = BTreeMap::<String, Vec<ApiKey>>::new();
+    for key in app.store.keys().await? {
+        let of_tenant = match keys.entry(key.tenant.0.clone()) {
+            Entry::Vacant(empty) => empty.insert(Vec::new()),
+            Entry::Occupied(known) => known.into_mut(),
+        };
+        if key.revoked_at.is_none() {
+            of_tenant.push(key);
+        }
+    }
+    Ok(keys)
+}
+
+#[derive(Template)]
+#[template(path = "tenants.html")]
+struct TenantsView {
+    rows: Vec<TenantRow>,
+    counted: u64,
+    is_first: bool,
+    /// The last tenant of the page, if there are more.
+    next: Option<String>,
+}
+
+/// The position in the list: the last tenant of the previous page.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TenantsQuery {
+    after: String,
+}
+
+/// Shows the tenants with keys or jobs, by name.
+pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> PageResult {
+    visit.show(move |app, _| load(app, query.after.clone())).await
+}
+
+async fn load(app: App, after: String) -> Result<Content, PageError> {
+    if after.contains('\0') {
+        return Err(ApiError::not_found("tenant", &after).into());
+    }
+    let (mut keys, limits) = (keys(&app).await?, limits(&app).await?);
+    let from = Tenant(after.clone());
+    let with_jobs = app.store.job_tenants(Some(&from), PAGE_SIZE as u32 + 1).await?;
+    let with_keys = keys.keys().filter(|name| **name > after).cloned();
+    let names: BTreeSet<String> =
+        with_jobs.into_iter().map(|tenant| tenant.0).chain(with_keys).collect();
+    let next = (names.len() > PAGE_SIZE).then(|| names.iter().nth(PAGE_SIZE - 1).cloned());
+    let mut rows = Vec::with_capacity(PAGE_SIZE);
+    for name in names.into_iter().take(PAGE_SIZE) {
+        let keys = keys.remove(&name).unwrap_or_default();
+        rows.push(row(&app, Tenant(name), keys, &limits).await?);
+    }
+    let is_first = after.is_empty();
+    let view = TenantsView { rows, counted: u64::from(COUNTED), is_first, next: next.flatten() };
+    Ok(Content::new("Tenants", &view))
+}

@@ -1,0 +1,96 @@
+//! Pages for operators about tenants, workers and files.
+
+use serde_json::json;
+
+use crate::{
+    fleet::eventually,
+    pages::Visitor,
+    rig::{Admin, OURS, key, question},
+};
+
+#[test]
+fn tenants_are_listed_and_erased_after_their_name_is_typed() {
+    let (fleet, _worker, admin) = Admin::with_worker();
+    let acme = admin.with(&key(&fleet, "acme & co", "submit"));
+    assert_eq!(acme.post("/v1/chat/completions", &question(json!({}))).status, 200);
+    let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
+    assert_eq!(
+        acme.post("/v1/chat/completions", &question(json!({ "messages": long }))).status,
+        400
+    );
+    assert_eq!(acme.upload(b"{\"prompt\": \"hi\"}\n").status, 200);
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    let list = visitor.sees("/dashboard/tenants");
+    let page = "/dashboard/tenants/acme%20%26%20co";
+    assert!(list.contains(&format!("href=\"{page}\"")) && list.contains("default"), "{list}");
+    assert!(!visitor.sees("/dashboard/tenants?after=b").contains("acme"));
+    let tenant = visitor.sees(page);
+    assert!(tenant.contains("context_length_exceeded") && tenant.contains("17 B"), "{tenant}");
+    assert_eq!(visitor.client.page("/dashboard/tenants/none", &visitor.session).status, 404);
+    let erase = |name: &str| {
+        visitor.client.form(
+            &format!("{page}/erase"),
+            &visitor.session,
+            OURS,
+            &format!("confirm={name}"),
+        )
+    };
+    assert_eq!(erase("acme").status, 400);
+    assert_eq!(fleet.sql("SELECT count(*) FROM jobs WHERE tenant = 'acme & co'").trim(), "2");
+    assert_eq!(erase("acme+%26+co").status, 303);
+    assert_eq!(fleet.sql("SELECT count(*) FROM jobs WHERE tenant = 'acme & co'").trim(), "0");
+    assert!(!visitor.sees("/dashboard/tenants").contains("acme"));
+    let own = visitor.sees("/dashboard/tenants/default");
+    assert!(!own.contains("Erase"), "the visitor's own tenant stays: {own}");
+}
+
+#[test]
+fn worker_page_shows_its_jobs_and_errors() {
+    let (fleet, worker, admin) = Admin::with_worker();
+    let caller = admin.first();
+    let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
+    assert_eq!(
+        caller.post("/v1/chat/completions", &question(json!({ "messages": long }))).status,
+        400
+    );
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    let path = format!("/dashboard/workers/{}", worker.owner.replace('-', "%2D"));
+    eventually("the worker sent a heartbeat", || {
+        visitor.sees("/dashboard/workers").contains(&format!("href=\"{path}\""))
+    });
+    let page = visitor.sees(&path);
+    assert!(page.contains("context_length_exceeded") && page.contains("It runs no job"), "{page}");
+    // A job under a claim of this worker.
+    fleet.sql(&format!(
+        "INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, attempts_max,
+                                submitted_at, started_at, job, custom_id, owner, lease_until)
+         SELECT gen_random_uuid(), model, format, tenant, priority, 'running', cost, attempts_max,
+                submitted_at, started_at, job, 'held', '{}', submitted_at + 3600000 FROM jobs",
+        worker.owner
+    ));
+    assert!(visitor.sees(&path).contains("held"));
+    let jobs = visitor.sees(&format!("/dashboard/jobs?worker={}", worker.owner));
+    assert!(jobs.contains("held"), "{jobs}");
+    assert_eq!(visitor.client.page("/dashboard/workers/none", &visitor.session).status, 404);
+}
+
+#[test]
+fn files_are_listed_downloaded_and_deleted() {
+    let (fleet, admin) = Admin::without_worker();
+    let key = key(&fleet, "acme", "submit");
+    let content = b"{\"prompt\": \"hi\"}\n";
+    let file = admin.with(&key).upload(content).json()["id"].as_str().unwrap().to_owned();
+    let visitor = Visitor::new(&admin, &key);
+    let list = visitor.sees("/dashboard/files");
+    assert!(list.contains(&file) && list.contains("in.jsonl") && list.contains("17 B"), "{list}");
+    assert!(visitor.sees("/dashboard/files?purpose=batch").contains(&file));
+    assert!(!visitor.sees("/dashboard/files?purpose=batch_output").contains(&file));
+    let path = format!("/dashboard/files/{file}");
+    assert_eq!(visitor.sees(&path).as_bytes(), content);
+    let other = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    assert!(!other.sees("/dashboard/files").contains(&file), "files of a tenant are its own");
+    let refused = other.client.form(&format!("{path}/delete"), &other.session, OURS, "");
+    assert_eq!(refused.status, 404);
+    visitor.does(&format!("{path}/delete"), "");
+    assert!(visitor.sees("/dashboard/files").contains("No files"));
+}
