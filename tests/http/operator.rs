@@ -1,6 +1,7 @@
 //! Operator routes, and what tenants can see of jobs.
 
 use std::{
+    collections::BTreeSet,
     io::{Read as _, Write as _},
     time::{Duration, Instant},
 };
@@ -248,8 +249,29 @@ fn operator_events_can_be_resumed_at_another_admin() {
     read_events(&elsewhere, &format!("Last-Event-ID: {id}\r\n"), "event: queue");
 }
 
+/// The words of a text that name metrics of this service.
+fn metric_names(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("tritmill_")).collect()
+}
+
+/// The expressions of the alerts.
+fn alert_expressions() -> Vec<String> {
+    let rules: Value =
+        serde_saphyr::from_str(include_str!("../../docker/grafana/alerts.yaml")).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
+    let text = |rule: &Value, name: &str| rule[name].as_str().unwrap().to_owned();
+    let expression = |rule: &Value| {
+        let summary = text(&rule["annotations"], "summary");
+        assert!(text(rule, "alert").starts_with("Tritmill") && !summary.is_empty(), "{rule}");
+        text(rule, "expr")
+    };
+    rules.map(expression).collect()
+}
+
 #[test]
-fn every_metric_of_the_grafana_dashboard_is_exported() {
+fn every_metric_of_the_grafana_dashboard_and_the_alerts_is_exported() {
     let (fleet, worker, first) = Admin::with_worker();
     let operator = first.first();
     assert_eq!(ask(&operator, json!({})), 200);
@@ -258,19 +280,19 @@ fn every_metric_of_the_grafana_dashboard_is_exported() {
     let hasty = limited.with(&key(&fleet, "acme", "read"));
     eventually("a request is refused", || hasty.get("/v1/models").status == 429);
     let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;
-    eventually("the queue is sampled", || {
-        exported().contains("tritmill_queue_wait_seconds_bucket")
+    eventually("the queue is sampled and the store maintained", || {
+        let exported = exported();
+        exported.contains("tritmill_queue_wait_seconds_bucket")
+            && exported.contains("tritmill_worker_store_maintained_timestamp_seconds ")
     });
     let refusals = limited.with(first.first_key.as_deref().unwrap()).get("/metrics").text();
     let exported = exported() + &refusals;
+    let alerts = alert_expressions();
+    assert!(alerts.len() > 10, "{alerts:?}");
     let dashboard = include_str!("../../docker/grafana/tritmill.json");
-    let mut names: Vec<&str> = dashboard
-        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
-        .filter(|word| word.starts_with("tritmill_"))
-        .collect();
-    names.sort_unstable();
-    names.dedup();
+    let mut names = metric_names(dashboard);
     assert!(names.len() > 10, "{names:?}");
+    names.extend(alerts.iter().flat_map(|alert| metric_names(alert)));
     for name in names {
         let is_exported = exported
             .lines()
