@@ -27,6 +27,7 @@ mod live;
 pub(crate) mod login;
 pub(crate) mod overview;
 pub(crate) mod page;
+pub(crate) mod playground;
 pub(crate) mod queues;
 pub(crate) mod rerun;
 pub(crate) mod session;

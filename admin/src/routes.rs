@@ -147,6 +147,8 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/dashboard/batches",         SUBMIT_PAGE, || post(pages::upload::upload)),
     route(Method::GET,    "/dashboard/batches/{id}",    READ_PAGE, || get(pages::batches::one)),
     route(Method::POST,   "/dashboard/batches/{id}/cancel", SUBMIT_PAGE, || post(pages::batches::cancel)),
+    route(Method::GET,    "/dashboard/playground",      SUBMIT_PAGE, || get(pages::playground::show)),
+    route(Method::POST,   "/dashboard/playground",      SUBMIT_PAGE, || post(pages::playground::ask)),
     route(Method::GET,    "/dashboard/files",           READ_PAGE, || get(pages::files::list)),
     route(Method::GET,    "/dashboard/files/{id}",      READ_PAGE, || get(pages::files::download)),
     route(Method::POST,   "/dashboard/files/{id}/delete", SUBMIT_PAGE, || post(pages::files::delete)),

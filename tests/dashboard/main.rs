@@ -10,6 +10,7 @@ mod fleet;
 mod jobs;
 mod operators;
 mod pages;
+mod playground;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../http/rig.rs"]
 mod rig;

@@ -1,4 +1,4 @@
-//! Stylesheet, script and icon of the pages, compiled into the program.
+//! Stylesheet, scripts and icon of the pages, compiled into the program.
 
 use std::sync::LazyLock;
 
@@ -13,12 +13,13 @@ use crate::ApiError;
 
 const STYLE: &str = include_str!("../../assets/dashboard.css");
 const SCRIPT: &str = include_str!("../../assets/dashboard.js");
+const PLAYGROUND: &str = include_str!("../../assets/playground.js");
 const ICON: &str = include_str!("../../assets/icon.svg");
 
 /// Returns a version that changes with the assets. It is part of their URLs, so browsers may cache them.
 pub(super) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
-        let digest = Sha256::digest([STYLE, SCRIPT, ICON].concat());
+        let digest = Sha256::digest([STYLE, SCRIPT, PLAYGROUND, ICON].concat());
         digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
     });
     &VERSION
@@ -29,6 +30,7 @@ pub(crate) async fn asset(Path((_, name)): Path<(String, String)>) -> Response {
     let (kind, text) = match name.as_str() {
         "dashboard.css" => ("text/css; charset=utf-8", STYLE),
         "dashboard.js" => ("text/javascript; charset=utf-8", SCRIPT),
+        "playground.js" => ("text/javascript; charset=utf-8", PLAYGROUND),
         "icon.svg" => ("image/svg+xml", ICON),
         _ => return ApiError::unknown_url().into_response(),
     };

@@ -59,6 +59,17 @@ pub(crate) async fn text(
     Request { caller, parent, limit, endpoint: Endpoint::Completions, body }.answer(app).await
 }
 
+/// Answers the body of a chat request that did not come as a call of the API.
+pub(crate) async fn answer_chat(
+    app: App,
+    caller: Caller,
+    parent: JobParent,
+    body: Map<String, Value>,
+) -> Result<Response, ApiError> {
+    let (endpoint, limit) = (Endpoint::Chat, TimeLimit(app.limits.answer_within));
+    Request { caller, parent, limit, endpoint, body }.answer(app).await
+}
+
 /// A request for a completion.
 struct Request {
     caller: Caller,
