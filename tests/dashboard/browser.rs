@@ -88,6 +88,26 @@ impl Window {
         self.devtools("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 
+    /// Sets the zone of local times.
+    pub async fn zone(&self, zone: &str) {
+        self.devtools("Emulation.setTimezoneOverride", json!({ "timezoneId": zone })).await;
+    }
+
+    /// Drags the pointer over an element, from one share of its width to another.
+    pub async fn drag(&self, css: &str, from: f64, to: f64) {
+        self.find(css).await;
+        let script = "
+            const [css, from, to] = arguments;
+            const one = document.querySelector(css), box = one.getBoundingClientRect();
+            const fire = (kind, share) => one.dispatchEvent(new PointerEvent(kind, {
+                bubbles: true, pointerType: 'mouse', clientX: box.left + box.width * share,
+            }));
+            fire('pointerdown', from);
+            fire('pointermove', (from + to) / 2);
+            fire('pointerup', to);";
+        self.client.execute(script, vec![json!(css), json!(from), json!(to)]).await.unwrap();
+    }
+
     pub async fn go(&self, path: &str) {
         self.client.goto(&format!("{}{path}", self.address)).await.unwrap();
     }

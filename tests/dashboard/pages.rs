@@ -9,15 +9,17 @@ use crate::{
     rig::{Admin, Caller, OURS, key, question},
 };
 
-const PAGES: [&str; 12] = [
+const PAGES: [&str; 14] = [
     "/dashboard/overview",
     "/dashboard/overview?span=30d&sort=failed",
+    "/dashboard/overview?from=2026-11-28T09:00&to=2026-11-28T10:00&sort=name",
     "/dashboard/batches",
     "/dashboard/jobs",
     "/dashboard/jobs?state=failed",
     "/dashboard/workers",
     "/dashboard/tenants",
     "/dashboard/files",
+    "/dashboard/playground",
     "/dashboard/dead-letters",
     "/dashboard/integrity",
     "/dashboard/keys",

@@ -11,11 +11,15 @@ use crate::{
 };
 
 /// Pages for operators and the names of their screenshots.
-const PAGES: [(&str, &str); 8] = [
+const PAGES: [(&str, &str); 12] = [
     ("/dashboard/overview", "overview"),
     ("/dashboard/batches", "batches"),
     ("/dashboard/jobs", "jobs"),
+    ("/dashboard/jobs/matching/cancel?custom_id=q*", "jobs-cancel"),
     ("/dashboard/workers", "workers"),
+    ("/dashboard/tenants", "tenants"),
+    ("/dashboard/tenants/default", "tenant"),
+    ("/dashboard/files", "files"),
     ("/dashboard/dead-letters", "dead-letters"),
     ("/dashboard/integrity", "integrity"),
     ("/dashboard/keys", "keys"),
@@ -106,6 +110,52 @@ async fn open_a_job(window: &Window) {
     window.picture("job").await;
 }
 
+/// Edits the request of a job, first wrongly, and runs it.
+async fn run_a_job_again(window: &Window) {
+    window.go("/dashboard/jobs?state=completed").await;
+    window.click("tbody a.id").await;
+    window.click("a[href$='/edit']").await;
+    window.picture("job-edit").await;
+    let prompt =
+        r#"{"model": "demo", "messages": [{"role": "user", "content": "Due 4 March 2024"}]"#;
+    window.fill("#request", &format!("{prompt}, \"temperature\": 9}}")).await;
+    window.click("form[action$=rerun] button").await;
+    window.sees(".problem", "temperature must be").await;
+    assert_eq!(window.errors().await.len(), 1, "one error: the refused request");
+    window.picture("job-edit-refused").await;
+    window.fill("#request", &format!("{prompt}, \"temperature\": 0}}")).await;
+    window.click("form[action$=rerun] button").await;
+    window.sees(".notice", "This is the new job").await;
+    window.sees("[data-live=text] pre", "2024-03-04").await;
+    window.is_sound("the job that ran again").await;
+}
+
+/// Asks the playground, and sees what it refuses.
+async fn ask_the_playground(window: &Window) {
+    window.go("/dashboard/playground").await;
+    window.picture("playground-empty").await;
+    window.fill("#prompt", "Paid on the 3rd of March, 2024").await;
+    window.fill("#temperature", "0").await;
+    window.click("form[data-stream] button.main").await;
+    window.sees("#answer", "2024-03-03").await;
+    window.sees("#usage", "generated").await;
+    window.is_sound("the playground").await;
+    window.picture("playground").await;
+    window.fill("#temperature", "9").await;
+    window.click("form[data-stream] button.main").await;
+    window.sees("#problem", "temperature must be").await;
+    assert_eq!(window.errors().await.len(), 1, "one error: the refused prompt");
+}
+
+/// Opens the page of the only worker.
+async fn open_a_worker(window: &Window) {
+    window.go("/dashboard/workers").await;
+    window.click("tbody td.id a").await;
+    window.sees("h2", "KV cache").await;
+    window.is_sound("the worker").await;
+    window.picture("worker").await;
+}
+
 /// Watches a queued job run and finish without a reload.
 async fn watch_a_job(window: &Window, fleet: &Fleet) {
     let folder = tempfile::tempdir().unwrap();
@@ -170,6 +220,33 @@ async fn pause_a_queue(window: &Window, fleet: &Fleet) {
     window.picture("queue").await;
 }
 
+/// Zooms into a chart, and out again; times are local.
+async fn zoom_a_chart(window: &Window) {
+    window.zone("Asia/Tokyo").await;
+    window.go("/dashboard/overview").await;
+    window.sees("p [data-zone]", "Asia/Tokyo").await;
+    window.drag(".chart svg", 0.4, 0.9).await;
+    window.find(".zoom a.button").await;
+    let [from, shown] = [
+        "return new URLSearchParams(location.search).get('from')",
+        "return document.querySelector('#from').value",
+    ];
+    let from = window.client.execute(from, vec![]).await.unwrap();
+    let shown = window.client.execute(shown, vec![]).await.unwrap();
+    let hours = |time: &Value| time.as_str().unwrap()[11..13].parse::<u32>().unwrap();
+    assert_eq!((hours(&from) + 9) % 24, hours(&shown), "nine hours ahead of UTC");
+    window.picture("overview-zoomed").await;
+    // The form sends what the address has.
+    window.click(".zoom button.main").await;
+    window.find(".zoom a.button").await;
+    let same = "return new URLSearchParams(location.search).get('from')";
+    assert_eq!(window.client.execute(same, vec![]).await.unwrap(), from);
+    window.is_sound("the zoomed overview").await;
+    window.click(".zoom a.button").await;
+    window.find(".tabs a[aria-current]").await;
+    window.zone("UTC").await;
+}
+
 /// Checks every page in a wide and a narrow window.
 async fn look_around(window: &Window) {
     for (path, name) in PAGES {
@@ -199,6 +276,10 @@ async fn browser_tour_of_the_dashboard() {
     fail_some(&admin.first(), 2);
     replay_dead_letters(&window, &fleet).await;
     pause_a_queue(&window, &fleet).await;
+    run_a_job_again(&window).await;
+    ask_the_playground(&window).await;
+    open_a_worker(&window).await;
+    zoom_a_chart(&window).await;
     look_around(&window).await;
     drop(worker);
     watch_a_job(&window, &fleet).await;

@@ -74,14 +74,17 @@ struct Drawing {
     legend: Vec<(usize, &'static str, String)>,
     /// Positions and labels along the axes.
     rows: Vec<(f64, String)>,
-    columns: Vec<(f64, String)>,
+    /// Positions, labels, times in milliseconds and forms (`time` or `date`) of the time axis.
+    columns: Vec<(f64, String, i64, &'static str)>,
     areas: Vec<(usize, String)>,
     lines: Vec<(usize, String)>,
     /// Values with gaps on both sides, as paths.
     dots: Vec<(usize, String)>,
     is_stacked: bool,
-    /// Areas that show their values as a tooltip: position, width, text.
-    strips: Vec<(f64, f64, String)>,
+    /// Areas that show their values as a tooltip: position, width, time in milliseconds, text.
+    strips: Vec<(f64, f64, i64, String)>,
+    /// Ends of the time axis, in milliseconds.
+    ends: [i64; 2],
     is_empty: bool,
 }
 
@@ -121,6 +124,7 @@ impl Chart {
             dots: tops.iter().map(|top| self.dots(top, &scale)).enumerate().collect(),
             is_stacked: self.is_stacked,
             strips: self.strips(),
+            ends: [self.begin().0, self.end.0],
             is_empty: tops.iter().flatten().all(Option::is_none),
         })
     }
@@ -210,7 +214,7 @@ impl Chart {
     }
 
     /// Returns labels of the time axis at whole minutes, hours or days.
-    fn columns(&self) -> Vec<(f64, String)> {
+    fn columns(&self) -> Vec<(f64, String, i64, &'static str)> {
         const STEPS_S: [i64; 13] =
             [60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800];
         let (begin, end) = (self.begin().seconds(), self.end.seconds());
@@ -222,11 +226,12 @@ impl Chart {
             .map(|at| {
                 let at = Timestamp(at * 1000);
                 let (date, time) = date_and_time(at);
-                let text = if step >= 86_400 { date[5..].to_owned() } else { time[..5].to_owned() };
-                (self.x(at), text)
+                let (text, form) =
+                    if step >= 86_400 { (&date[5..], "date") } else { (&time[..5], "time") };
+                (self.x(at), text.to_owned(), at.0, form)
             })
             // Leaves out labels that would cross the right edge.
-            .filter(|(x, _)| *x < WIDTH - RIGHT - 10.0)
+            .filter(|(x, ..)| *x < WIDTH - RIGHT - 10.0)
             .collect()
     }
 
@@ -258,7 +263,7 @@ impl Chart {
         text
     }
 
-    fn strips(&self) -> Vec<(f64, f64, String)> {
+    fn strips(&self) -> Vec<(f64, f64, i64, String)> {
         let strip = |index: usize| {
             let at = self.x(self.times[index]);
             let next = self.times.get(index + 1).copied().unwrap_or(self.end);
@@ -271,7 +276,7 @@ impl Chart {
                     is_known = true;
                 }
             }
-            is_known.then(|| (at, self.x(next) - at, text))
+            is_known.then(|| (at, self.x(next) - at, self.times[index].0, text))
         };
         (0..self.times.len()).filter_map(strip).collect()
     }

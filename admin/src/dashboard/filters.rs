@@ -6,6 +6,8 @@ use askama::{Values, filter_fn};
 use time::{Date, Month, OffsetDateTime, Time, UtcDateTime};
 use tritmill_queue::Timestamp;
 
+use crate::ApiError;
+
 /// A number with thousands separators: `1,234,567`.
 #[filter_fn]
 pub(super) fn count(value: &u64, _: &dyn Values) -> askama::Result<String> {
@@ -111,7 +113,7 @@ pub(super) fn date_and_time(at: Timestamp) -> (String, String) {
 }
 
 /// Parses a minute as browsers send it, `2026-11-21T22:03`; seconds may follow. The time is in UTC.
-pub(super) fn parse_minute(text: &str) -> Option<Timestamp> {
+fn parse_minute(text: &str) -> Option<Timestamp> {
     let (date, time) = text.split_once('T')?;
     let mut date = date.split('-');
     let year = date.next()?.parse().ok()?;
@@ -125,6 +127,18 @@ pub(super) fn parse_minute(text: &str) -> Option<Timestamp> {
     let second = time.next().map_or(Some(0), |second| second.parse().ok())?;
     let at = UtcDateTime::new(date, Time::from_hms(hour, minute, second).ok()?);
     Some(Timestamp(at.unix_timestamp().checked_mul(1000)?))
+}
+
+/// Parses a minute of a form, in UTC.
+pub(super) fn minute(param: &'static str, text: &str) -> Result<Timestamp, ApiError> {
+    let message = "must be a time in UTC such as 2026-11-21T22:03";
+    parse_minute(text).ok_or_else(|| ApiError::invalid_value(param, format!("{param} {message}")))
+}
+
+/// A minute as forms have it, in UTC.
+pub(super) fn minute_text(at: Timestamp) -> String {
+    let (date, time) = date_and_time(at);
+    format!("{date}T{}", &time[..5])
 }
 
 #[cfg(test)]

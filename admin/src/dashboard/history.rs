@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use tritmill_queue::{
     QueueName, StoreError, Timestamp,
     store::history::{Histogram, Period, Point, Sample},
 };
 
-use super::chart::{Chart, Series, Unit};
-use crate::App;
+use super::{
+    chart::{Chart, Series, Unit},
+    filters,
+};
+use crate::{ApiError, App};
 
 /// Most columns of a chart.
 const COLUMNS_MAX: usize = 96;
@@ -36,22 +41,96 @@ impl Span {
     ];
 
     /// Returns the time span of a word, by default the shortest.
-    pub fn parse(word: Option<&str>) -> Self {
-        Self::ALL.into_iter().find(|span| Some(span.word) == word).unwrap_or(Self::ALL[0])
+    fn parse(word: &str) -> Self {
+        Self::ALL.into_iter().find(|span| span.word == word).unwrap_or(Self::ALL[0])
     }
 }
 
-/// Returns the charts of a queue, or of all queues together, until now.
+/// A time span, or a range of time in UTC, as in URLs.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RangeQuery {
+    span: String,
+    from: String,
+    to: String,
+}
+
+/// The time that charts show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Range {
+    /// Until now.
+    Span(Span),
+    /// From a time until another, in whole minutes.
+    Zoomed { from: Timestamp, to: Timestamp },
+}
+
+impl Range {
+    /// Parses the range of a URL.
+    pub fn parse(query: &RangeQuery) -> Result<Self, ApiError> {
+        if query.from.is_empty() && query.to.is_empty() {
+            return Ok(Self::Span(Span::parse(&query.span)));
+        }
+        let (from, to) = (filters::minute("from", &query.from)?, filters::minute("to", &query.to)?);
+        if from >= to {
+            return Err(ApiError::invalid_value("to", "to must be later than from"));
+        }
+        Ok(Self::Zoomed { from, to })
+    }
+
+    /// Whether it is this time span.
+    pub fn is(&self, span: &Span) -> bool {
+        *self == Self::Span(*span)
+    }
+
+    /// Its ends as a form has them; empty for a time span.
+    pub fn ends(&self) -> [String; 2] {
+        match self {
+            Self::Span(_) => Default::default(),
+            Self::Zoomed { from, to } => [*from, *to].map(filters::minute_text),
+        }
+    }
+
+    /// Its query, for links to the same range.
+    pub fn query(&self) -> String {
+        match self {
+            Self::Span(span) => format!("span={}", span.word),
+            Self::Zoomed { .. } => {
+                let [from, to] = self.ends();
+                format!("from={from}&to={to}")
+            }
+        }
+    }
+
+    /// Returns the period of its samples, and its ends at whole periods that have passed.
+    fn samples(&self, now: Timestamp) -> (Period, Timestamp, Timestamp) {
+        match *self {
+            Self::Span(span) => {
+                let period = Period::for_span(span.length);
+                // Without the current period: its incomplete counts would look like a drop.
+                let to = period.begin(now);
+                (period, period.begin(Timestamp(to.0 - milliseconds(span.length))), to)
+            }
+            Self::Zoomed { from, to } => {
+                // A range in the future is empty.
+                let to = to.min(now);
+                let from = from.min(to);
+                let long = Period::for_span(to.since(from));
+                let is_kept = |period: &Period| *period >= long && period.kept() >= now.since(from);
+                let period = Period::ALL.into_iter().find(is_kept).unwrap_or(Period::Hour);
+                (period, period.begin(from), period.begin(to))
+            }
+        }
+    }
+}
+
+/// Returns the charts of a queue, or of all queues together.
 pub(super) async fn charts(
     app: &App,
     queue: Option<&QueueName>,
-    span: Span,
+    range: Range,
     now: Timestamp,
 ) -> Result<Vec<Chart>, StoreError> {
-    let period = Period::for_span(span.length);
-    // Without the current period: its incomplete counts would look like a drop.
-    let to = period.begin(now);
-    let from = period.begin(Timestamp(to.0 - milliseconds(span.length)));
+    let (period, from, to) = range.samples(now);
     let points = app.store.samples(queue, period, from, to).await?;
     Ok(Columns::new(&points, period, from, to).charts())
 }
@@ -167,6 +246,33 @@ impl Columns {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zoomed_range_takes_the_finest_samples_that_are_kept() {
+        let query = |from: &str, to: &str| RangeQuery {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            ..RangeQuery::default()
+        };
+        let now = filters::minute("now", "2026-11-28T12:00").expect("a minute");
+        let check = |from: &str, to: &str, expect: Period| {
+            let range = Range::parse(&query(from, to)).expect("a range");
+            let (period, begin, end) = range.samples(now);
+            assert_eq!(period, expect, "{from} {to}");
+            assert!(begin <= end && end <= now, "{from} {to}");
+            assert_eq!(range.ends(), [from, to]);
+        };
+        check("2026-11-28T11:00", "2026-11-28T11:10", Period::Seconds);
+        check("2026-11-28T11:00", "2026-11-29T11:10", Period::Seconds);
+        check("2026-11-27T11:00", "2026-11-27T11:10", Period::Minute);
+        check("2026-11-20T11:00", "2026-11-20T11:10", Period::Hour);
+        check("2027-01-01T00:00", "2027-01-01T01:00", Period::Seconds);
+        for (from, to) in
+            [("", "2026-11-28T11:00"), ("x", "y"), ("2026-11-28T11:00", "2026-11-28T11:00")]
+        {
+            assert!(Range::parse(&query(from, to)).is_err(), "{from} {to}");
+        }
+    }
 
     #[test]
     fn samples_are_summed_in_columns_of_equal_length() {

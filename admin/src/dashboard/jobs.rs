@@ -99,7 +99,8 @@ impl FilterForm {
                 Some(prefix) => (None, Some(prefix.to_owned())),
                 None => (custom_id, None),
             };
-        let time = |param, text: &str| given(text).map(|text| minute(param, &text)).transpose();
+        let time =
+            |param, text: &str| given(text).map(|text| filters::minute(param, &text)).transpose();
         let filter = JobFilter {
             tenant,
             model,
@@ -116,13 +117,6 @@ impl FilterForm {
         };
         Ok(filter.within(prefix))
     }
-}
-
-/// Parses a minute of a form, in UTC: `2026-11-21T22:03`.
-fn minute(param: &'static str, text: &str) -> Result<Timestamp, ApiError> {
-    let message = "must be a time in UTC such as 2026-11-21T22:03";
-    let invalid = || ApiError::invalid_value(param, format!("{param} {message}"));
-    filters::parse_minute(text).ok_or_else(invalid)
 }
 
 #[derive(Template)]

@@ -14,7 +14,7 @@ use super::{
     Content, PageError, PageResult, Visit,
     chart::Chart,
     filters::{self, scaled},
-    history::{self, Span},
+    history::{self, Range, RangeQuery, Span},
     percent_encoded,
 };
 use crate::{
@@ -84,7 +84,7 @@ impl QueueRow {
 #[derive(Template)]
 #[template(path = "overview.html")]
 struct OverviewView {
-    span: Span,
+    range: Range,
     sort: &'static str,
     rows: Vec<QueueRow>,
     all: Depth,
@@ -110,20 +110,21 @@ impl OverviewView {
 /// Time span and sort order.
 #[derive(Deserialize)]
 pub(crate) struct OverviewQuery {
-    span: Option<String>,
+    #[serde(flatten)]
+    range: RangeQuery,
     sort: Option<String>,
 }
 
 /// Shows all queues, and charts of their sum.
 pub(crate) async fn show(visit: Visit, Query(query): Query<OverviewQuery>) -> PageResult {
-    let span = Span::parse(query.span.as_deref());
+    let range = Range::parse(&query.range)?;
     let sort =
         SORTS.into_iter().map(|(word, _)| word).find(|sort| query.sort.as_deref() == Some(sort));
     let sort = sort.unwrap_or("oldest");
-    visit.show(move |app, _| load(app, span, sort)).await
+    visit.show(move |app, _| load(app, range, sort)).await
 }
 
-async fn load(app: App, span: Span, sort: &'static str) -> Result<Content, PageError> {
+async fn load(app: App, range: Range, sort: &'static str) -> Result<Content, PageError> {
     let now = app.client.now().await?;
     // Sorted by name.
     let mut rows: Vec<QueueRow> =
@@ -138,13 +139,13 @@ async fn load(app: App, span: Span, sort: &'static str) -> Result<Content, PageE
     let mut all = Depth::default();
     rows.iter().for_each(|row| all.merge(&row.depth()));
     let view = OverviewView {
-        span,
+        range,
         sort,
         all,
         oldest: rows.iter().filter_map(QueueRow::oldest).max(),
         last_minute: history::last_minute(&app, now).await?,
         workers: rows.iter().map(|row| row.load.workers).sum(),
-        charts: history::charts(&app, None, span, now).await?,
+        charts: history::charts(&app, None, range, now).await?,
         rows,
     };
     Ok(Content::new("Overview", &view))

@@ -10,7 +10,7 @@ use super::{
     Content, PageError, PageForm, PageResult, Visit,
     chart::Chart,
     filters::{self, scaled},
-    history::{self, Span},
+    history::{self, Range, RangeQuery, Span},
     overview::QueueRow,
     percent_encoded,
     workers::WorkerRow,
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Template)]
 #[template(path = "queue.html")]
 struct QueueView {
-    span: Span,
+    range: Range,
     row: QueueRow,
     workers: Vec<WorkerRow>,
     charts: Vec<Chart>,
@@ -48,35 +48,29 @@ impl QueueView {
     }
 }
 
-/// Time span of the charts.
-#[derive(Deserialize)]
-pub(crate) struct SpanQuery {
-    span: Option<String>,
-}
-
 /// Shows a queue.
 pub(crate) async fn one(
     visit: Visit,
     Path(name): Path<String>,
-    Query(query): Query<SpanQuery>,
+    Query(query): Query<RangeQuery>,
 ) -> PageResult {
-    let (name, span) = (params::queue(&name)?, Span::parse(query.span.as_deref()));
-    visit.show(move |app, _| load(app, name.clone(), span)).await
+    let (name, range) = (params::queue(&name)?, Range::parse(&query)?);
+    visit.show(move |app, _| load(app, name.clone(), range)).await
 }
 
-async fn load(app: App, name: QueueName, span: Span) -> Result<Content, PageError> {
+async fn load(app: App, name: QueueName, range: Range) -> Result<Content, PageError> {
     let now = app.client.now().await?;
     let load = loads(&app).await?.into_iter().find(|load| load.settings.queue == name);
     let load = load.ok_or_else(|| ApiError::not_found("queue", &name.to_string()))?;
     let workers = app.store.workers().await?.into_iter();
     let view = QueueView {
-        span,
+        range,
         row: QueueRow { load },
         workers: workers
             .filter(|worker| worker.heartbeat.queue == name)
             .map(|worker| WorkerRow { worker })
             .collect(),
-        charts: history::charts(&app, Some(&name), span, now).await?,
+        charts: history::charts(&app, Some(&name), range, now).await?,
     };
     Ok(Content::new(name.to_string(), &view))
 }
