@@ -22,6 +22,7 @@ use tritmill_worker::machine::Machine;
 use crate::{
     block_on, byte_sizes, descriptors, options, output,
     servers::{ServerUrls, Servers},
+    sign_on::SignOnOptions,
     signals::Signals,
     worker,
 };
@@ -54,6 +55,8 @@ pub struct Arguments {
     tls: TlsOptions,
     #[command(flatten)]
     limits: LimitOptions,
+    #[command(flatten)]
+    sign_on: SignOnOptions,
     #[command(flatten)]
     first_key: FirstKeyOption,
     /// Print the address, and the first key if it was created now, as JSON
@@ -365,7 +368,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
         let tls = arguments.tls.tls()?;
         let bounds = arguments.limits.bounds();
+        let sign_on = arguments.sign_on.sign_on()?;
         let app = with_servers(servers, arguments.limits.settings(&bounds)).await?;
+        let app = app.with_sign_on(sign_on);
         let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
         let running = start(app, arguments.listen, tls, bounds, key_file).await?;
         if arguments.json {

@@ -29,6 +29,7 @@ mod output;
 mod pulling;
 mod servers;
 mod settings;
+mod sign_on;
 mod signals;
 mod standalone;
 mod submit;

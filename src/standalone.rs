@@ -26,6 +26,7 @@ use crate::{
     admin::{self, FIRST_KEY_FILE, FirstKeyOption, LimitOptions, Running, TlsOptions},
     migrate,
     servers::{ServerUrls, refusal},
+    sign_on::SignOnOptions,
     signals::Signals,
     units::Unit,
     worker::{self, Ready},
@@ -59,6 +60,8 @@ pub struct Arguments {
     tls: TlsOptions,
     #[command(flatten)]
     limits: LimitOptions,
+    #[command(flatten)]
+    sign_on: SignOnOptions,
     #[command(flatten)]
     first_key: FirstKeyOption,
     /// Without servers: file for jobs, batches and keys
@@ -96,7 +99,9 @@ async fn with_servers(
     let migrated = runtime.spawn_blocking(move || migrate::up(&url, None));
     migrated.await.context("migrating failed")??;
     let bounds = arguments.limits.bounds();
+    let sign_on = arguments.sign_on.sign_on()?;
     let app = admin::with_servers(servers, arguments.limits.settings(&bounds)).await?;
+    let app = app.with_sign_on(sign_on);
     let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
     admin::start(app, arguments.api, tls, bounds, key_file).await
 }
@@ -149,6 +154,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let models = Models::fixed(served.collect());
     let bounds = arguments.limits.bounds();
     let app = App::new(client, store.clone(), models, arguments.limits.settings(&bounds));
+    let app = app.with_sign_on(arguments.sign_on.sign_on()?);
     let key_file = arguments.first_key.path(&beside(&arguments.store, "-first-key"));
     let running = admin::start(app, arguments.api, tls, bounds, key_file).await?;
     let pool = arguments.worker.pool(units, |config, served| Worker {

@@ -20,6 +20,7 @@ use crate::{
     new_key,
     rate_limits::RateLimiter,
     refusals::Limit,
+    sign_on::SingleSignOn,
     site::{Site, WebOrigin},
     store::{FrontStore, KeyRole},
     throttle::Throttle,
@@ -95,6 +96,8 @@ pub struct State {
     pub(crate) live_pages: Arc<Semaphore>,
     /// Login attempts to the dashboard.
     pub(crate) logins: Throttle<IpAddr>,
+    /// Login to the dashboard at a provider, beside keys.
+    pub(crate) sign_on: Option<SingleSignOn>,
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) key_reads: KeyReads,
     pub(crate) key_uses: KeyUses,
@@ -140,6 +143,7 @@ impl App {
             streams: Arc::new(Semaphore::new(limits.streams_max)),
             live_pages: Arc::new(Semaphore::new(LIVE_PAGES_MAX)),
             logins: Throttle::new(LOGINS, LOGIN_REFILL),
+            sign_on: None,
             rate_limiter: RateLimiter::new(limits.callers, metrics.http.clone()),
             key_reads: KeyReads::default(),
             key_uses: KeyUses::default(),
@@ -150,6 +154,13 @@ impl App {
             changes: Changes::default(),
             stopping: watch::Sender::new(false),
         }))
+    }
+
+    /// Lets visitors of the dashboard log in at a provider, too. To be called before the service is cloned.
+    #[must_use]
+    pub fn with_sign_on(mut self, sign_on: Option<SingleSignOn>) -> Self {
+        Arc::get_mut(&mut self.0).expect("the service is not shared yet").sign_on = sign_on;
+        self
     }
 
     /// A server of this service, for [`router`](crate::router). Its metrics are part of the service's.

@@ -31,6 +31,7 @@ pub(crate) mod playground;
 pub(crate) mod queues;
 pub(crate) mod rerun;
 pub(crate) mod session;
+pub(crate) mod sign_on;
 pub(crate) mod tenant;
 pub(crate) mod tenants;
 pub(crate) mod upload;

@@ -5,13 +5,13 @@
 
 use serde_json::{Map, Value, json};
 use tritmill_client::Endpoint;
-use tritmill_queue::{Content, Grammar, Job, Message, Prompt};
+use tritmill_queue::{Content, Conversation, Grammar, Job, Message, Prompt, Tool, ToolChoice};
 
 /// Returns the endpoint and the body of a request for the job, with its seed.
 pub(crate) fn of_job(job: &Job) -> (Endpoint, Map<String, Value>) {
     let (endpoint, name, prompt) = match &job.prompt {
-        Prompt::Messages(messages) => {
-            let messages = messages.iter().map(message).collect();
+        Prompt::Messages(conversation) => {
+            let messages = conversation.messages.iter().map(message).collect();
             (Endpoint::Chat, "messages", Value::Array(messages))
         }
         Prompt::Question(text) => (Endpoint::Plain, "prompt", json!(text)),
@@ -20,6 +20,9 @@ pub(crate) fn of_job(job: &Job) -> (Endpoint, Map<String, Value>) {
     let mut body = Map::new();
     body.insert("model".to_owned(), json!(job.queue.to_string()));
     body.insert(name.to_owned(), prompt);
+    if let Prompt::Messages(conversation) = &job.prompt {
+        body.extend(tools(conversation));
+    }
     body.extend(sampling(job, endpoint));
     body.insert("seed".to_owned(), json!(job.seed));
     (endpoint, body)
@@ -31,7 +34,7 @@ fn prompt(prompt: &Prompt) -> Value {
         Prompt::Tokens(tokens) => json!(tokens),
         Prompt::Several(parts) => parts.iter().map(self::prompt).collect(),
         // A conversation is no part of another prompt.
-        Prompt::Messages(messages) => messages.iter().map(message).collect(),
+        Prompt::Messages(conversation) => conversation.messages.iter().map(message).collect(),
     }
 }
 
@@ -45,12 +48,55 @@ fn message(message: &Message) -> Value {
     let mut map = Map::new();
     map.insert("role".to_owned(), json!(message.role.as_str()));
     map.insert("content".to_owned(), content);
-    for (name, value) in [("name", &message.name), ("tool_call_id", &message.tool_call_id)] {
+    let others = [
+        ("name", &message.name),
+        ("tool_call_id", &message.tool_call_id),
+        ("reasoning_content", &message.reasoning),
+    ];
+    for (name, value) in others {
         if let Some(value) = value {
             map.insert(name.to_owned(), json!(value));
         }
     }
+    if !message.tool_calls.is_empty() {
+        let calls = message.tool_calls.iter().map(|call| {
+            let function = json!({ "name": call.name, "arguments": call.arguments });
+            json!({ "id": call.id, "type": "function", "function": function })
+        });
+        map.insert("tool_calls".to_owned(), calls.collect());
+    }
     Value::Object(map)
+}
+
+/// The tools of a conversation, and the variables of its template.
+fn tools(conversation: &Conversation) -> Map<String, Value> {
+    let Conversation { tools, tool_choice, one_call, template_arguments, .. } = conversation;
+    let mut map = Map::new();
+    if !template_arguments.is_empty() {
+        let arguments = Value::Object(template_arguments.clone());
+        map.insert("chat_template_kwargs".to_owned(), arguments);
+    }
+    if tools.is_empty() {
+        return map;
+    }
+    let tool = |tool: &Tool| json!({ "type": "function", "function": tool.function });
+    map.insert("tools".to_owned(), tools.iter().map(tool).collect());
+    let of = |mode: &str, names: &[String]| {
+        let tool = |name: &String| json!({ "type": "function", "function": { "name": name } });
+        let allowed = json!({ "mode": mode, "tools": names.iter().map(tool).collect::<Vec<_>>() });
+        json!({ "type": "allowed_tools", "allowed_tools": allowed })
+    };
+    let choice = match tool_choice {
+        ToolChoice::Auto => json!("auto"),
+        ToolChoice::Required => json!("required"),
+        ToolChoice::AutoOf(names) => of("auto", names),
+        ToolChoice::RequiredOf(names) => of("required", names),
+    };
+    map.insert("tool_choice".to_owned(), choice);
+    if *one_call {
+        map.insert("parallel_tool_calls".to_owned(), json!(false));
+    }
+    map
 }
 
 /// The sampling parameters that differ from their defaults, by their names in requests.
@@ -140,6 +186,26 @@ mod tests {
             }),
         );
         let message = json!([{ "role": "user", "content": "hi" }]);
+        let tool = json!({ "type": "function", "function": { "name": "look", "parameters": { "type": "object" } } });
+        let call = json!({ "id": "c1", "type": "function", "function": { "name": "look", "arguments": "{}" } });
+        for choice in [
+            json!("auto"),
+            json!("required"),
+            json!("none"),
+            json!({ "type": "function", "function": { "name": "look" } }),
+        ] {
+            check(
+                Endpoint::Chat,
+                json!({
+                    "messages": [
+                        { "role": "assistant", "content": null, "tool_calls": [call], "reasoning_content": "so" },
+                        { "role": "tool", "content": "7", "tool_call_id": "c1" },
+                    ],
+                    "tools": [tool], "tool_choice": choice, "parallel_tool_calls": false,
+                    "chat_template_kwargs": { "enable_thinking": false }, "reasoning_effort": "low",
+                }),
+            );
+        }
         let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
         for grammar in [
             json!({ "json": schema }),

@@ -42,6 +42,7 @@ mod router;
 mod routes;
 mod secret;
 mod shown_errors;
+mod sign_on;
 mod site;
 mod sse;
 pub mod store;
@@ -58,6 +59,10 @@ pub use rate_limits::CallerLimits;
 pub use router::router;
 pub use routes::{ROUTES, Route};
 pub use secret::{Secret, new_key};
+pub use sign_on::{
+    InvalidRule as InvalidSignOnRule, Rule as SignOnRule, SignOnSettings, SignOnSettingsError,
+    SingleSignOn,
+};
 pub use site::{CrossOrigin, InvalidOrigin, Site, WebOrigin};
 pub use tritmill_http::{Bounds, Network, Proxies, SLACK, Server, Tls, TlsError};
 pub use watch::Watch;

@@ -17,6 +17,7 @@ use crate::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
         tenants, workers,
     },
+    sign_on,
     store::KeyRole::{Manage, Metrics, Operate, Read, Submit},
 };
 
@@ -117,6 +118,8 @@ pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/",                          Access::Public, || get(pages::login::root)),
     route(Method::GET,    "/dashboard/login",           Access::Public, || get(pages::login::show)),
     route(Method::POST,   "/dashboard/login",           Access::Public, || post(pages::login::log_in).layer(login_form())),
+    route(Method::GET,    "/dashboard/login/sign-on",   Access::Public, || get(pages::sign_on::begin)),
+    route(Method::GET,    sign_on::CALLBACK,            Access::Public, || get(pages::sign_on::finish)),
     route(Method::GET,    "/dashboard/assets/{version}/{name}", Access::Public, || get(pages::assets::asset)),
     route(Method::POST,   "/dashboard/logout",          READ_PAGE, || post(pages::login::log_out)),
     route(Method::GET,    "/dashboard",                 READ_PAGE, || get(pages::page::home)),

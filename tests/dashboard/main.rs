@@ -15,5 +15,6 @@ mod playground;
 #[path = "../http/rig.rs"]
 mod rig;
 mod session;
+mod sign_on;
 mod tls;
 mod tour;

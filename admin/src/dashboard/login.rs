@@ -19,10 +19,13 @@ use crate::{ApiError, App, Peer, Secret};
 struct LoginView<'a> {
     next: &'a str,
     problem: Option<&'a str>,
+    /// Whether visitors may also log in at a provider.
+    has_sign_on: bool,
 }
 
-fn form(status: StatusCode, next: &str, problem: Option<&str>) -> Response {
-    view::plain(status, &Content::new("Log in", &LoginView { next, problem }))
+fn form(app: &App, status: StatusCode, next: &str, problem: Option<&str>) -> Response {
+    let has_sign_on = app.sign_on.is_some();
+    view::plain(status, &Content::new("Log in", &LoginView { next, problem, has_sign_on }))
 }
 
 /// Redirects from `/` to the dashboard.
@@ -34,12 +37,12 @@ pub(crate) async fn root() -> Redirect {
 #[derive(Deserialize)]
 pub(crate) struct Next {
     #[serde(default)]
-    next: String,
+    pub next: String,
 }
 
 /// Shows the login page.
-pub(crate) async fn show(Query(Next { next }): Query<Next>) -> Response {
-    form(StatusCode::OK, session::destination(&next), None)
+pub(crate) async fn show(State(app): State<App>, Query(Next { next }): Query<Next>) -> Response {
+    form(&app, StatusCode::OK, session::destination(&next), None)
 }
 
 /// Most bytes of the login form, which strangers may send.
@@ -70,7 +73,7 @@ pub(crate) async fn log_in(
             Some(error) => return view::error(None, &error),
             None => {
                 let problem = "The form cannot be read.";
-                return form(StatusCode::BAD_REQUEST, session::HOME, Some(problem));
+                return form(&app, StatusCode::BAD_REQUEST, session::HOME, Some(problem));
             }
         },
     };
@@ -78,13 +81,13 @@ pub(crate) async fn log_in(
     if let Err(wait) = app.logins.admit(peer.network(), Instant::now()) {
         let seconds = wait.as_secs() + 1;
         let problem = format!("Too many attempts. Try again in {seconds} s.");
-        return form(StatusCode::TOO_MANY_REQUESTS, next, Some(&problem));
+        return form(&app, StatusCode::TOO_MANY_REQUESTS, next, Some(&problem));
     }
     match open_session(&app, &key).await {
         Ok(Some(secret)) => (session::opened(&secret, peer), Redirect::to(next)).into_response(),
         Ok(None) => {
             let problem = "This API key is not valid. It may be mistyped or revoked.";
-            form(StatusCode::UNAUTHORIZED, next, Some(problem))
+            form(&app, StatusCode::UNAUTHORIZED, next, Some(problem))
         }
         Err(error) => view::error(None, &error),
     }

@@ -27,6 +27,9 @@ pub(super) const LOGIN: &str = "/dashboard/login";
 const SESSION: &str = "tritmill_session";
 const SECURE_SESSION: &str = "__Secure-tritmill_session";
 const NOTICE: &str = "tritmill_notice";
+const ATTEMPT: &str = "tritmill_login";
+/// How long a login at a provider may take.
+const ATTEMPT_LIFETIME: Duration = Duration::from_secs(600);
 /// Longest notice of an action, in characters, and how long it waits to be shown.
 const NOTICE_CHARS_MAX: usize = 300;
 const NOTICE_LIFETIME: Duration = Duration::from_secs(60);
@@ -97,6 +100,29 @@ pub(super) fn opened(secret: &Secret, peer: Peer) -> CookieJar {
 /// The cookie that ends a session.
 pub(super) fn closed(peer: Peer) -> CookieJar {
     CookieJar::new().add(cookie(session_name(peer), String::new(), Duration::ZERO, peer))
+}
+
+/// The cookie of a login that was begun at a provider. Browsers send it also when the provider's site sends the visitor
+/// back.
+pub(super) fn attempt_begun(kept: String, peer: Peer) -> CookieJar {
+    CookieJar::new().add(attempt(kept, ATTEMPT_LIFETIME, peer))
+}
+
+/// Removes the cookie of a login that is finished.
+pub(super) fn attempt_finished(cookies: CookieJar, peer: Peer) -> CookieJar {
+    cookies.add(attempt(String::new(), Duration::ZERO, peer))
+}
+
+fn attempt(kept: String, lifetime: Duration, peer: Peer) -> Cookie<'static> {
+    let mut cookie = cookie(ATTEMPT, kept, lifetime, peer);
+    cookie.set_same_site(SameSite::Lax);
+    cookie
+}
+
+/// Returns what the cookie of a begun login has.
+pub(super) fn attempt_of(headers: &HeaderMap) -> Option<String> {
+    let cookies = CookieJar::from_headers(headers);
+    cookies.get(ATTEMPT).map(|cookie| cookie.value().to_owned())
 }
 
 /// Adds a notice that the next page shows once.

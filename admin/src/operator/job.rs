@@ -10,9 +10,7 @@ use tritmill_queue::{
 use utoipa::ToSchema;
 
 use super::{DONE, Done, audit, params};
-use crate::{
-    ApiError, App, Call, Caller, JsonBody, JsonResult, extract::from_map, shown_errors,
-};
+use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, extract::from_map, shown_errors};
 
 /// An attempt to run the job.
 #[derive(Serialize, ToSchema)]

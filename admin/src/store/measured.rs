@@ -30,6 +30,7 @@ measured! {
         fn revoke_key(id: Uuid) -> Result<bool, StoreError>;
     }
     Sessions {
+        fn admit_login(key: &ApiKey, hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
         fn add_session(hash: &KeyHash, key: Uuid, lifetime: Duration) -> Result<(), StoreError>;
         fn session(hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
         fn end_session(hash: &KeyHash) -> Result<(), StoreError>;

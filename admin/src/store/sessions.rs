@@ -14,6 +14,11 @@ pub const SESSIONS_PER_KEY_MAX: u32 = 32;
 /// Sessions in a store.
 #[async_trait]
 pub trait Sessions: Send + Sync {
+    /// Adds the key of a visitor who logged in at a provider, or gives the key with this id its present name, tenant and
+    /// role. Returns it; `None` if it is revoked.
+    async fn admit_login(&self, key: &ApiKey, hash: &KeyHash)
+    -> Result<Option<ApiKey>, StoreError>;
+
     /// Adds a session of a key with a lifetime; deletes expired sessions.
     async fn add_session(
         &self,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use tritmill_queue::StoreError;
 
-use super::{SqlStore, keys, query, rows::milliseconds};
+use super::{SqlStore, keys, query, rows::milliseconds, storable};
 use crate::store::{
     keys::{ApiKey, KeyHash},
     sessions::{SESSIONS_PER_KEY_MAX, Sessions},
@@ -15,6 +15,31 @@ use crate::store::{
 
 #[async_trait]
 impl Sessions for SqlStore {
+    async fn admit_login(
+        &self,
+        key: &ApiKey,
+        hash: &KeyHash,
+    ) -> Result<Option<ApiKey>, StoreError> {
+        storable("tenant", &key.tenant.0)?;
+        storable("name", &key.name)?;
+        let admit = concat!(
+            "INSERT INTO api_keys (id, hash, tenant, role, name, created_at)
+             VALUES ($2, $3, $4, $5, $6, ",
+            now!(),
+            ") ON CONFLICT (id) DO UPDATE
+             SET tenant = excluded.tenant, role = excluded.role, name = excluded.name
+             WHERE api_keys.revoked_at IS NULL RETURNING *"
+        );
+        let admit = query(admit)
+            .bind(self.clock_parameter())
+            .bind(key.id)
+            .bind(hash.as_slice())
+            .bind(&key.tenant.0)
+            .bind(key.role.as_str())
+            .bind(&key.name);
+        self.fetch_optional(admit).await?.as_ref().map(keys::key).transpose()
+    }
+
     async fn add_session(
         &self,
         hash: &KeyHash,

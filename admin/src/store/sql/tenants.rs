@@ -4,9 +4,7 @@ use async_trait::async_trait;
 use tritmill_queue::{StoreError, Tenant, store::Maintenance as _};
 
 use super::{Row, SqlStore, query, rows, storable};
-use crate::store::tenants::{
-    Erased, StoredFiles, TenantAccount, TenantLimits, TenantUse, Tenants,
-};
+use crate::store::tenants::{Erased, StoredFiles, TenantAccount, TenantLimits, TenantUse, Tenants};
 
 /// Selects accounts of the tenants that a subquery names `wanted`.
 macro_rules! select_accounts {
