@@ -190,6 +190,9 @@ impl Driver {
             }
             Err(error) => tracing::warn!(%error, "cannot sweep files, trying again in an hour"),
         }
+        if let Err(error) = store.sweep_calls().await {
+            tracing::warn!(%error, "cannot sweep idempotency keys, trying again in an hour");
+        }
         if let Err(error) = store.sweep_batches().await {
             tracing::warn!(%error, "cannot sweep batches, trying again in an hour");
         }

@@ -11,6 +11,7 @@
 pub mod audit;
 pub mod batch_steps;
 pub mod batches;
+pub mod call_keys;
 pub mod files;
 pub mod keys;
 mod measured;
@@ -24,6 +25,7 @@ pub mod webhooks;
 pub use audit::Audit;
 pub use batch_steps::BatchSteps;
 pub use batches::{Batch, BatchId, BatchState, Batches};
+pub use call_keys::CallKeys;
 pub use files::{FileId, Files};
 pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
 pub use sessions::Sessions;
@@ -33,11 +35,20 @@ use tritmill_queue::store::{JobRanges, JobStore};
 
 /// A store that serves HTTP clients and operators.
 pub trait FrontStore:
-    JobStore + JobRanges + Keys + Sessions + Files + Batches + BatchSteps + Audit + Tenants
+    JobStore + JobRanges + Keys + Sessions + Files + Batches + BatchSteps + CallKeys + Audit + Tenants
 {
 }
 
 impl<S> FrontStore for S where
-    S: JobStore + JobRanges + Keys + Sessions + Files + Batches + BatchSteps + Audit + Tenants
+    S: JobStore
+        + JobRanges
+        + Keys
+        + Sessions
+        + Files
+        + Batches
+        + BatchSteps
+        + CallKeys
+        + Audit
+        + Tenants
 {
 }

@@ -10,6 +10,17 @@ CREATE TABLE file_keys (
 );
 CREATE INDEX file_keys_by_file ON file_keys (file_id);
 
+-- Idempotency keys of single calls, for a day.
+CREATE TABLE call_keys (
+    tenant       text COLLATE "C" NOT NULL,
+    key          text COLLATE "C" NOT NULL,
+    request_hash bytea  NOT NULL,  -- SHA-256 of the request
+    job_id       uuid   NOT NULL,  -- may be in no table: it is submitted after its key
+    created_at   bigint NOT NULL,
+    PRIMARY KEY (tenant, key)
+);
+CREATE INDEX call_keys_by_age ON call_keys (created_at);
+
 -- Limits of tenants, where operators set them. A tenant without a row, and NULL: those of the service.
 CREATE TABLE tenant_limits (
     tenant       text COLLATE "C" PRIMARY KEY,

@@ -9,6 +9,16 @@ CREATE TABLE file_keys (
 ) WITHOUT ROWID;
 CREATE INDEX file_keys_by_file ON file_keys (file_id);
 
+CREATE TABLE call_keys (
+    tenant       TEXT NOT NULL,
+    key          TEXT NOT NULL,
+    request_hash BLOB NOT NULL,
+    job_id       BLOB NOT NULL,
+    created_at   INTEGER NOT NULL,
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX call_keys_by_age ON call_keys (created_at);
+
 CREATE TABLE tenant_limits (
     tenant       TEXT PRIMARY KEY NOT NULL,
     file_bytes   INTEGER,

@@ -56,7 +56,13 @@ fn install() -> Vec<anyhow::Error> {
         // The font that the screenshots are made with.
         packages.push("fonts-inter");
     }
+    for (program, package) in [("npm", "npm"), ("jq", "jq"), ("curl", "curl")] {
+        if Command::new(program).arg("--version").output().is_err() {
+            packages.push(package);
+        }
+    }
     outcomes.extend(install_packages(&packages));
+    outcomes.extend(python::install_clients());
     outcomes.into_iter().filter_map(Result::err).collect()
 }
 

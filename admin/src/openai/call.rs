@@ -1,10 +1,12 @@
 //! A single call: a request that becomes a job with a caller who waits for the answer.
 //!
 //! The job has priority high, and the time limit as its deadline: if it would miss that, it is
-//! refused at once. If the caller disconnects or the time limit passes, the job is cancelled.
+//! refused at once. If the caller disconnects or the time limit passes, the job is cancelled. With an idempotency key it goes on:
+//! the same call again gets its answer.
 
 use std::time::Duration;
 
+use axum::http::HeaderMap;
 use serde_json::{Map, Value};
 use tokio::{
     sync::oneshot,
@@ -12,14 +14,16 @@ use tokio::{
 };
 use tritmill_client::{Body, ClientError};
 use tritmill_queue::{
-    Completion, FinishedJob, Job, JobId, Priority, QueueName, Task, Timestamp, TraceParent,
+    Completion, FinishedJob, Job, JobId, JobState, Priority, QueueName, Task, Tenant, Timestamp,
+    TraceParent,
 };
 
 use super::{
     answer::{AwaitedJob, completion},
     follow::Follower,
+    idempotency,
 };
-use crate::{ApiError, App, Caller};
+use crate::{ApiError, App, Caller, store::call_keys::CallKey};
 
 /// What a call needs besides its body.
 pub(super) struct CallContext {
@@ -33,6 +37,22 @@ pub(super) struct CallContext {
     pub task: Task,
     /// What the answer repeats of the request.
     pub echo: Map<String, Value>,
+    /// The idempotency key, and a hash of the request.
+    pub key: Option<(String, [u8; 32])>,
+}
+
+/// Returns the idempotency key of a request, with a hash of its body.
+pub(super) fn key_of(
+    headers: &HeaderMap,
+    path: &str,
+    body: &Map<String, Value>,
+) -> Result<Option<(String, [u8; 32])>, ApiError> {
+    let key = idempotency::key(headers)?;
+    Ok(key.map(|key| {
+        let body = Value::Object(body.clone()).to_string();
+        let hash = idempotency::hash([path.as_bytes(), body.as_bytes()]);
+        (key, hash)
+    }))
 }
 
 /// A call with a job that was accepted.
@@ -61,10 +81,15 @@ pub(super) async fn submit(
     context: CallContext,
     body: Body,
 ) -> Result<AcceptedCall, ApiError> {
-    let CallContext { caller, traceparent, limit, stream, task, echo } = context;
+    let CallContext { caller, traceparent, limit, stream, task, echo, key } = context;
     let queue = queue_of(&app, &body).await?;
     let created = app.client.now().await?;
-    let id = JobId::generate();
+    let id = match &key {
+        Some((key, hash)) => {
+            keyed_job(&app, &caller.tenant, CallKey { key, request_hash: hash }).await?
+        }
+        None => JobId::generate(),
+    };
     let job = Job {
         tenant: caller.tenant,
         priority: Priority::High,
@@ -78,14 +103,38 @@ pub(super) async fn submit(
     let (choices, submitted) = (job.choice_count(), job.clone());
     // Created before the submission, which may succeed even if it breaks off.
     let expires = Instant::now() + limit;
-    let mut awaited = AwaitedJob { app: app.clone(), id, expires, is_finished: false };
+    // A caller with a key comes back for the answer.
+    let is_kept = key.is_some();
+    let mut awaited = AwaitedJob { app: app.clone(), id, expires, is_finished: is_kept };
     if let Err(error) = app.client.submit(job).await {
         // What was refused is in no store: there is nothing to cancel.
-        awaited.is_finished = matches!(error, ClientError::Busy { .. });
+        awaited.is_finished |= matches!(error, ClientError::Busy { .. });
         return Err(error.into());
     }
     let end = app.job_waiter.wait_for(id);
     Ok(AcceptedCall { app, awaited, end, limit, job: submitted, created, choices })
+}
+
+/// Returns the job of a key: that of an earlier call, unless it ended without an answer, or a new one. Submitting a job that the store
+/// has changes nothing.
+async fn keyed_job(app: &App, tenant: &Tenant, key: CallKey<'_>) -> Result<JobId, ApiError> {
+    let new = JobId::generate();
+    let known = app.store.claim_call(tenant, key, new).await?;
+    if !known.is_same {
+        return Err(idempotency::conflict("request"));
+    }
+    let has_failed = match app.store.state(known.job).await? {
+        Some(state) => state.is_terminal() && state != JobState::Completed,
+        None => false,
+    };
+    if !has_failed {
+        return Ok(known.job);
+    }
+    match app.store.replace_call(tenant, key.key, (known.job, new)).await? {
+        true => Ok(new),
+        // Another call was first.
+        false => Ok(app.store.claim_call(tenant, key, new).await?.job),
+    }
 }
 
 impl AcceptedCall {

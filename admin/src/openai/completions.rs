@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::{
     Json,
+    http::HeaderMap,
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
@@ -25,7 +26,9 @@ use crate::{
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "completions",
     request_body = ChatRequest,
     params(("x-request-timeout" = Option<f64>, Header,
-            description = "Seconds within which the caller needs the whole answer; the service has a longest time")),
+            description = "Seconds within which the caller needs the whole answer; the service has a longest time"),
+        ("idempotency-key" = Option<String>, Header,
+            description = "The same request with the same key gets the answer of the first, for a day")),
     responses((status = 200, description = "The answer, whole or streamed", body = Completion),
         (status = 429, body = ErrorResponse,
          description = "No answer within the time limit is possible now, or a limit is reached. The code says why: \
@@ -35,16 +38,19 @@ pub(crate) async fn chat(
     Call { app, caller }: Call,
     parent: JobParent,
     limit: TimeLimit,
+    headers: HeaderMap,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
-    Request { caller, parent, limit, endpoint: Endpoint::Chat, body }.answer(app).await
+    Request { caller, parent, limit, headers, endpoint: Endpoint::Chat, body }.answer(app).await
 }
 
 /// Creates a text completion.
 #[utoipa::path(post, path = "/v1/completions", tag = "completions",
     request_body = TextRequest,
     params(("x-request-timeout" = Option<f64>, Header,
-            description = "Seconds within which the caller needs the whole answer; the service has a longest time")),
+            description = "Seconds within which the caller needs the whole answer; the service has a longest time"),
+        ("idempotency-key" = Option<String>, Header,
+            description = "The same request with the same key gets the answer of the first, for a day")),
     responses((status = 200, description = "The answer, whole or streamed", body = Completion),
         (status = 429, body = ErrorResponse,
          description = "No answer within the time limit is possible now, or a limit is reached. The code says why: \
@@ -54,9 +60,11 @@ pub(crate) async fn text(
     Call { app, caller }: Call,
     parent: JobParent,
     limit: TimeLimit,
+    headers: HeaderMap,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
-    Request { caller, parent, limit, endpoint: Endpoint::Completions, body }.answer(app).await
+    let endpoint = Endpoint::Completions;
+    Request { caller, parent, limit, headers, endpoint, body }.answer(app).await
 }
 
 /// Answers the body of a chat request that did not come as a call of the API.
@@ -67,7 +75,8 @@ pub(crate) async fn answer_chat(
     body: Map<String, Value>,
 ) -> Result<Response, ApiError> {
     let (endpoint, limit) = (Endpoint::Chat, TimeLimit(app.limits.answer_within));
-    Request { caller, parent, limit, endpoint, body }.answer(app).await
+    let headers = HeaderMap::new();
+    Request { caller, parent, limit, headers, endpoint, body }.answer(app).await
 }
 
 /// A request for a completion.
@@ -75,6 +84,7 @@ struct Request {
     caller: Caller,
     parent: JobParent,
     limit: TimeLimit,
+    headers: HeaderMap,
     endpoint: Endpoint,
     body: Map<String, Value>,
 }
@@ -84,13 +94,15 @@ impl Request {
     async fn answer(self, app: App) -> Result<Response, ApiError> {
         let Self { caller, parent: JobParent(traceparent), limit: TimeLimit(limit), .. } = self;
         let (endpoint, mut map) = (self.endpoint, self.body);
+        let key = call::key_of(&self.headers, endpoint.as_str(), &map)?;
         let streaming = Streaming::take(&mut map)?;
         let echo = echo(&map);
         let body = parse_body(endpoint, map)?;
         let permit = streaming.map(|_| app.stream_permit()).transpose()?;
         let stream = streaming.is_some();
         let (task, echo) = (Task::Generate, echo);
-        let context = CallContext { caller, traceparent, limit, stream, task, echo: echo.clone() };
+        let context =
+            CallContext { caller, traceparent, limit, stream, task, echo: echo.clone(), key };
         let call = call::submit(app, context, body).await?;
         let (id, created) = (call.job.id, call.created);
         if let Some((streaming, permit)) = streaming.zip(permit) {

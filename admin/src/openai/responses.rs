@@ -6,6 +6,7 @@ mod view;
 use axum::{
     Json,
     extract::Path,
+    http::HeaderMap,
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
@@ -53,8 +54,10 @@ pub(crate) async fn create(
     Call { app, caller }: Call,
     JobParent(traceparent): JobParent,
     TimeLimit(limit): TimeLimit,
+    headers: HeaderMap,
     JsonBody(mut body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
+    let key = call::key_of(&headers, "/v1/responses", &body)?;
     let streaming = Streaming::take(&mut body)?;
     resolve_references(&app, &caller, &mut body).await?;
     let ResponseRequest { mut body, previous, background, store: _, mut repeated } =
@@ -80,7 +83,7 @@ pub(crate) async fn create(
     let permit = streaming.map(|_| app.stream_permit()).transpose()?;
     let stream = streaming.is_some();
     let task = Task::Generate;
-    let context = CallContext { caller, traceparent, limit, stream, task, echo: repeated };
+    let context = CallContext { caller, traceparent, limit, stream, task, echo: repeated, key };
     let call = call::submit(app, context, body).await?;
     let job = call.job.clone();
     if let Some(permit) = permit {

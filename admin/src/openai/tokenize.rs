@@ -83,6 +83,7 @@ async fn ask(
     Asked { task, body }: Asked,
 ) -> Result<Completion, ApiError> {
     let echo = Map::new();
-    let context = CallContext { caller, traceparent, limit, stream: false, task, echo };
+    let (stream, key) = (false, None);
+    let context = CallContext { caller, traceparent, limit, stream, task, echo, key };
     call::submit(app, context, body).await?.completion().await
 }

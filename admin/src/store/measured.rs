@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tritmill_queue::{
-    Claimant, StoreError, Tenant, Timestamp, measured, metrics::MeasuredStore, store::Page,
+    Claimant, JobId, StoreError, Tenant, Timestamp, measured, metrics::MeasuredStore, store::Page,
 };
 use uuid::Uuid;
 
 use super::{
-    ApiKey, Audit, Batch, BatchId, BatchSteps, Batches, FileId, Files, KeyHash, Keys, Sessions,
-    Tenants,
+    ApiKey, Audit, Batch, BatchId, BatchSteps, Batches, CallKeys, FileId, Files, KeyHash, Keys,
+    Sessions, Tenants,
     audit::AuditEntry,
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
     batches::{BatchFilter, Creation},
+    call_keys::{CallKey, KeyedCall},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
 };
@@ -49,6 +50,13 @@ measured! {
         fn delete_file(tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;
         fn abandon_file(id: FileId) -> Result<(), StoreError>;
         fn sweep_files() -> Result<u64, StoreError>;
+    }
+    CallKeys {
+        fn claim_call(tenant: &Tenant, key: CallKey<'_>, job: JobId)
+            -> Result<KeyedCall, StoreError>;
+        fn replace_call(tenant: &Tenant, key: &str, jobs: (JobId, JobId))
+            -> Result<bool, StoreError>;
+        fn sweep_calls() -> Result<u64, StoreError>;
     }
     Batches {
         fn create_batch(batch: &Batch, open_max: u32) -> Result<Creation, StoreError>;

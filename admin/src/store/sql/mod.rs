@@ -7,6 +7,7 @@ mod audit;
 mod batch_claims;
 mod batch_steps;
 mod batches;
+mod call_keys;
 mod files;
 mod keys;
 mod sessions;

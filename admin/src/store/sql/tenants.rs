@@ -95,6 +95,7 @@ impl Tenants for SqlStore {
         for rest in [
             "DELETE FROM batch_turns WHERE tenant = $1",
             "DELETE FROM tenant_limits WHERE tenant = $1",
+            "DELETE FROM call_keys WHERE tenant = $1",
         ] {
             self.execute(query(rest).bind(&tenant.0)).await?;
         }
