@@ -45,6 +45,7 @@ Examples:
   tritmill tenants limit acme --file-bytes 20G --open-batches 50 --keys 10
   tritmill tenants limit acme                   # no limits of its own any more")]
 pub struct Limit {
+    /// Tenant, which may be a new one
     #[arg(value_name = "TENANT")]
     tenant: String,
     /// Maximum bytes of all its files together, such as 20G

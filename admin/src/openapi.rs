@@ -1,16 +1,17 @@
 //! `/openapi.json`: the OpenAPI document of every API route. Tests hold it to the routes and to the
 //! parameters that requests may have.
 
-use axum::Json;
+use axum::{Json, extract::State};
 use utoipa::{
     Modify, OpenApi,
     openapi::{
-        self, ContentBuilder, Ref, ResponseBuilder,
+        self, ContentBuilder, Ref, ResponseBuilder, Server,
         security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
     },
 };
 
 use crate::{
+    App,
     error::ErrorResponse,
     health,
     openai::{batches, completions, files, models, responses, tokenize},
@@ -80,11 +81,13 @@ impl Modify for Common {
     }
 }
 
-/// Returns this document.
+/// Returns this document, with the public URL of the service if it is known.
 #[utoipa::path(get, path = "/openapi.json", tag = "service", security(()),
     responses((status = 200, description = "OpenAPI document")))]
-pub(crate) async fn document() -> Json<openapi::OpenApi> {
-    Json(Document::openapi())
+pub(crate) async fn document(State(app): State<App>) -> Json<openapi::OpenApi> {
+    let mut document = Document::openapi();
+    document.servers = app.public_url().map(|url| vec![Server::new(url)]);
+    Json(document)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::{
     Limit, Metrics, NotAdmitted,
     client_timeout::ClientTimeout,
     connections::Connections,
-    request_memory::{Held, Taking},
+    request_memory::{BodyPart, Held, Taking},
 };
 
 /// A request body broke off.
@@ -57,6 +57,7 @@ struct State {
     connections: Arc<Connections>,
     connection: u64,
     is_upload: AtomicBool,
+    is_admitted: AtomicBool,
     /// Whether the request body was read to its end.
     is_received: AtomicBool,
     /// Memory of the request body.
@@ -65,8 +66,9 @@ struct State {
 
 impl Exchange {
     pub(crate) fn new(connections: Arc<Connections>, connection: u64, memory: Held) -> Self {
-        let (is_upload, is_received) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self(Arc::new(State { connections, connection, is_upload, is_received, memory }))
+        let [is_upload, is_admitted, is_received] = [(); 3].map(|()| AtomicBool::new(false));
+        let state = State { connections, connection, is_upload, is_admitted, is_received, memory };
+        Self(Arc::new(state))
     }
 
     /// Gives back the memory of the request body.
@@ -80,7 +82,9 @@ impl Exchange {
     /// # Errors
     /// If all connections for admitted requests are in use, or this one was closed.
     pub fn admit(&self, permit: impl Send + 'static) -> Result<(), NotAdmitted> {
-        self.0.connections.admit(self.0.connection, Box::new(permit))
+        self.0.connections.admit(self.0.connection, Box::new(permit))?;
+        self.0.is_admitted.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Lets the body take as long as it arrives at a minimum rate. Without this call it must
@@ -101,6 +105,8 @@ pub(crate) struct RequestBody {
     client_timeout: ClientTimeout,
     metrics: Metrics,
     is_late: bool,
+    /// Bytes of the whole body, if its head says so.
+    declared: Option<u64>,
     /// A part that has arrived and waits for memory.
     waiting: Option<(Frame<Bytes>, Taking)>,
     /// Whether it failed for lack of memory: the rest is read only to be discarded.
@@ -111,6 +117,7 @@ impl RequestBody {
     pub fn new(body: Incoming, exchange: Exchange, limit: Duration, metrics: Metrics) -> Self {
         exchange.0.is_received.store(body.is_end_stream(), Ordering::Relaxed);
         Self {
+            declared: body.size_hint().exact(),
             body,
             exchange,
             client_timeout: ClientTimeout::new(limit),
@@ -175,7 +182,12 @@ impl Body for RequestBody {
         if is_upload {
             self.client_timeout.forgive(bytes);
         }
-        match state.memory.take(bytes, is_upload).filter(|_| !self.is_discarded) {
+        if self.is_discarded {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        let is_admitted = state.is_admitted.load(Ordering::Relaxed);
+        let part = BodyPart { bytes, declared: self.declared, is_upload, is_admitted };
+        match state.memory.take(part) {
             None => Poll::Ready(Some(Ok(frame))),
             Some(taking) => {
                 self.waiting = Some((frame, taking));

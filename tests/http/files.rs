@@ -5,6 +5,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use serde_json::json;
+
 use crate::{
     fleet::Fleet,
     rig::{Admin, Answer, Caller, key},
@@ -22,6 +24,20 @@ fn lines() -> Vec<u8> {
 fn content(caller: &Caller, method: &str, file: &str, headers: &str) -> Answer {
     let path = format!("/v1/files/{file}/content");
     caller.send(caller.head(method, &path, headers).as_bytes())
+}
+
+/// Uploads a file, with these fields and headers in addition.
+fn upload(caller: &Caller, content: &str, fields: &str, headers: &str) -> Answer {
+    let body = format!(
+        "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n{fields}--x\r\n\
+         Content-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n\
+         {content}\r\n--x--\r\n"
+    );
+    let headers = format!(
+        "{headers}Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    caller.send((caller.head("POST", "/v1/files", &headers) + &body).as_bytes())
 }
 
 /// Unpacks with the system's own program.
@@ -95,17 +111,7 @@ fn repeated_upload_with_one_key_creates_one_file() {
     let admin = Admin::start(&fleet, &[]);
     let caller = admin.first();
     let upload = |content: &str, key: &str| {
-        let body = format!(
-            "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--x\r\n\
-             Content-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n\
-             {content}\r\n--x--\r\n"
-        );
-        let headers = format!(
-            "Idempotency-Key: {key}\r\nContent-Type: multipart/form-data; boundary=x\r\n\
-             Content-Length: {}\r\n",
-            body.len()
-        );
-        caller.send((caller.head("POST", "/v1/files", &headers) + &body).as_bytes())
+        upload(&caller, content, "", &format!("Idempotency-Key: {key}\r\n"))
     };
     let first = upload("{}", "nightly").json();
     assert_eq!(upload("{}", "nightly").json(), first);
@@ -114,4 +120,33 @@ fn repeated_upload_with_one_key_creates_one_file() {
     assert_eq!(other.header("x-should-retry"), Some("false"));
     assert_ne!(upload("{}", "weekly").json()["id"], first["id"]);
     assert_eq!(fleet.rows(&["files"]), 2, "what was not needed is deleted");
+}
+
+#[test]
+fn file_expires_as_its_creator_asked() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let field = |name: &str, value: &str| {
+        format!(
+            "--x\r\nContent-Disposition: form-data; name=\"expires_after[{name}]\"\r\n\r\n{value}\r\n"
+        )
+    };
+    let within = |seconds: &str| field("anchor", "created_at") + &field("seconds", seconds);
+    for wrong in [within("3599"), within("2592001"), field("seconds", "7200"), within("x")] {
+        let refused = upload(&caller, "{}", &wrong, "");
+        assert_eq!(refused.error(), (400, "invalid_value".to_owned()), "{wrong}");
+    }
+    let file = upload(&caller, "{}", &within("3600"), "").json();
+    let (created, expires) = (file["created_at"].as_i64(), file["expires_at"].as_i64());
+    assert_eq!(expires.unwrap() - created.unwrap(), 3600);
+    let id = file["id"].as_str().unwrap();
+    fleet.sql("UPDATE files SET expires_at = 1");
+    for path in [format!("/v1/files/{id}"), format!("/v1/files/{id}/content")] {
+        assert_eq!(caller.get(&path).error(), (404, "not_found".to_owned()), "{path}");
+    }
+    let ask = json!({
+        "input_file_id": id, "endpoint": "/v1/completions", "completion_window": "1h",
+    });
+    assert_eq!(caller.post("/v1/batches", &ask).error(), (404, "not_found".to_owned()));
 }

@@ -127,6 +127,9 @@ fn trusted_proxy_names_client_and_scheme() {
     let kept = opened.header("strict-transport-security");
     assert_eq!(kept, Some("max-age=31536000"));
 
+    let document = stranger.get("/openapi.json").json();
+    assert_eq!(document["servers"][0]["url"], "https://llm.example");
+
     // A proxy that is not trusted names no client; each address has its own limit.
     let strict = ["--max-stranger-rate", "1"];
     let trusting = Admin::start(&fleet, &[&["--trusted-proxy", "127.0.0.1"], &strict[..]].concat());

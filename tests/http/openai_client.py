@@ -27,6 +27,7 @@ assert abs(client.models.retrieve("demo@i2_s").created - time.time()) < 3600
 whole = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0, max_tokens=16)
 assert whole.choices[0].message.content == "2024-03-03", whole
 assert whole.usage.total_tokens > 0
+assert whole._request_id.startswith("req_"), whole._request_id
 
 pieces = list(
     client.chat.completions.create(
@@ -150,6 +151,10 @@ uploaded = client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="
 assert uploaded.bytes == len(content) and uploaded.purpose == "batch", uploaded
 assert client.files.retrieve(uploaded.id) == uploaded
 assert client.files.content(uploaded.id).read() == content
+once = dict(file=("in.jsonl", content), purpose="batch", extra_headers={"Idempotency-Key": "input"})
+lasting = client.files.create(**once)
+assert client.files.create(**once).id == lasting.id
+assert client.files.delete(lasting.id).deleted
 batch = client.batches.create(
     input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h",
     metadata={"month": "march"},

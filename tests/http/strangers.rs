@@ -272,3 +272,29 @@ fn servers_without_file_descriptors_go_on() {
     drop(strangers);
     assert_eq!(worker.wait(Duration::ZERO), None, "it runs");
 }
+
+#[test]
+fn large_bodies_of_many_callers_stay_within_the_budget() {
+    let (_fleet, admin) = {
+        let fleet = Fleet::start();
+        drop(fleet.worker(&[]));
+        let admin = Admin::start(&fleet, &["--request-memory", "32M"]);
+        (fleet, admin)
+    };
+    let caller = admin.first();
+    // No worker runs: a caller that has sent its body waits for the answer, and the body is held.
+    let body = json!({ "model": "demo", "prompt": "word ".repeat(700_000), "max_tokens": 1 });
+    let streams: Vec<TcpStream> =
+        (0..24).map(|_| caller.open_post("/v1/completions", &body)).collect();
+    let name = "tritmill_admin_http_request_bytes";
+    eventually("the budget is used", || metric(&caller, name) > Some(24e6));
+    eventually("the others are refused", || refusals(&caller, "request_memory") == 24 - 9);
+    assert!(metric(&caller, name) <= Some(32.0 * 1024.0 * 1024.0));
+    assert_eq!(admin.with("").get("/healthz").status, 200);
+    let refused = caller.post("/v1/completions", &body);
+    assert_eq!(refused.error(), (503, "request_memory_full".to_owned()));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(refused.header("x-should-retry"), Some("true"));
+    drop(streams);
+    eventually("everything is given back", || metric(&caller, name) < Some(1e6));
+}

@@ -172,6 +172,30 @@ async fn cancelled_batch_ends_its_drivers_claim() {
 }
 
 #[tokio::test]
+async fn expired_input_is_kept_until_its_batch_is_finished() {
+    all(async |rig: Rig| {
+        let (store, acme, hour) = (&rig.store, tenant("acme"), Duration::from_secs(3600));
+        let input = file(&acme);
+        store.create_file(&input).await.unwrap();
+        store.put_chunk(input.id, 0, b"{}").await.unwrap();
+        let until = store.now().await.unwrap().after(hour);
+        store.complete_file(input.id, 2, Some(until)).await.unwrap();
+        let new = batch(&acme, input.id);
+        assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
+        rig.advance(hour * 2);
+        assert_eq!(store.file(&acme, input.id).await.unwrap(), None, "its tenant does not see it");
+        assert_eq!(store.sweep_files().await.unwrap(), 0);
+        assert_eq!(store.chunk(input.id, 0).await.unwrap().unwrap(), b"{}");
+        let mut held = claim(store).await.unwrap();
+        held.batch.enter(BatchState::Failed, Timestamp(9));
+        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
+        assert_eq!(store.sweep_files().await.unwrap(), 1);
+        assert_eq!(store.chunk(input.id, 0).await.unwrap(), None);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn idempotency_key_makes_one_batch_per_tenant() {
     all(async |Rig { store, .. }| {
         let (acme, other) = (tenant("acme"), tenant("other"));
