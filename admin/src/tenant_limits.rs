@@ -2,18 +2,18 @@
 
 use tritmill_queue::Tenant;
 
-use crate::{ApiError, App, refusals::Limit, store::tenants::TenantAccount};
+use crate::{ApiError, App, refusals::Limit};
 
 /// Returns the number of bytes that the next file of a tenant may have. Uploads at the same moment are not counted.
 ///
 /// # Errors
 /// If the tenant may not store anything more.
 pub(crate) async fn file_room(app: &App, tenant: &Tenant) -> Result<FileRoom, ApiError> {
-    let TenantAccount { limits, used, .. } = app.store.tenant_account(tenant).await?;
-    let room = FileRoom {
-        most_bytes: app.limits.file_bytes_max,
-        account: limits.file_bytes.map(|most| (most, used.file_bytes)),
+    let account = match app.store.tenant_limits(tenant).await?.file_bytes {
+        Some(most) => Some((most, app.store.tenant_account(tenant).await?.used.file_bytes)),
+        None => None,
     };
+    let room = FileRoom { most_bytes: app.limits.file_bytes_max, account };
     room.check(1).map(|()| room)
 }
 
@@ -46,8 +46,8 @@ impl FileRoom {
 
 /// Returns how many unfinished batches a tenant may have: its own limit, or that of the service.
 pub(crate) async fn open_batches(app: &App, tenant: &Tenant) -> Result<u32, ApiError> {
-    let account = app.store.tenant_account(tenant).await?;
-    Ok(account.limits.open_batches.unwrap_or(app.limits.open_batches_max))
+    let limits = app.store.tenant_limits(tenant).await?;
+    Ok(limits.open_batches.unwrap_or(app.limits.open_batches_max))
 }
 
 /// Checks that a tenant may have one more API key.
@@ -55,12 +55,11 @@ pub(crate) async fn open_batches(app: &App, tenant: &Tenant) -> Result<u32, ApiE
 /// # Errors
 /// If it has as many as it may.
 pub(crate) async fn check_keys(app: &App, tenant: &Tenant) -> Result<(), ApiError> {
-    let TenantAccount { limits, used, .. } = app.store.tenant_account(tenant).await?;
-    match limits.keys {
-        Some(most) if used.keys >= u64::from(most) => {
-            Err(ApiError::over_limit(Limit::Keys, "API keys", most.into(), used.keys).at("tenant"))
-        }
-        _ => Ok(()),
+    let Some(most) = app.store.tenant_limits(tenant).await?.keys else { return Ok(()) };
+    let (most, used) = (u64::from(most), app.store.tenant_account(tenant).await?.used.keys);
+    match used < most {
+        true => Ok(()),
+        false => Err(ApiError::over_limit(Limit::Keys, "API keys", most, used).at("tenant")),
     }
 }
 

@@ -88,6 +88,7 @@ measured! {
         fn audit_log(page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
     }
     Tenants {
+        fn tenant_limits(tenant: &Tenant) -> Result<TenantLimits, StoreError>;
         fn tenant_account(tenant: &Tenant) -> Result<TenantAccount, StoreError>;
         fn limited_tenants() -> Result<Vec<TenantAccount>, StoreError>;
         fn set_tenant_limits(tenant: &Tenant, limits: TenantLimits) -> Result<(), StoreError>;

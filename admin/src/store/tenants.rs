@@ -63,7 +63,10 @@ pub struct StoredFiles {
 /// Tenants of a store.
 #[async_trait]
 pub trait Tenants: Send + Sync {
-    /// Returns the limits of a tenant, and what it uses of them.
+    /// Returns the limits of a tenant.
+    async fn tenant_limits(&self, tenant: &Tenant) -> Result<TenantLimits, StoreError>;
+
+    /// Returns the limits of a tenant, and what it uses of them. Reads all its files: for tenants with limits.
     async fn tenant_account(&self, tenant: &Tenant) -> Result<TenantAccount, StoreError>;
 
     /// Returns the tenants for which limits are set, by name.

@@ -30,16 +30,20 @@ macro_rules! select_accounts {
     };
 }
 
-fn account(row: &Row) -> Result<TenantAccount, StoreError> {
+fn limits(row: &Row) -> Result<TenantLimits, StoreError> {
     let small = |column| {
         let count = rows::tokens(row, column)?;
         Ok::<_, StoreError>(count.map(|count| u32::try_from(count).unwrap_or(u32::MAX)))
     };
-    let limits = TenantLimits {
+    Ok(TenantLimits {
         file_bytes: rows::tokens(row, "file_bytes")?,
         open_batches: small("open_batches")?,
         keys: small("keys")?,
-    };
+    })
+}
+
+fn account(row: &Row) -> Result<TenantAccount, StoreError> {
+    let limits = limits(row)?;
     let used = TenantUse {
         file_bytes: rows::count(row, "used_file_bytes")?,
         open_batches: rows::count(row, "used_open_batches")?,
@@ -50,6 +54,12 @@ fn account(row: &Row) -> Result<TenantAccount, StoreError> {
 
 #[async_trait]
 impl Tenants for SqlStore {
+    async fn tenant_limits(&self, tenant: &Tenant) -> Result<TenantLimits, StoreError> {
+        let found = "SELECT file_bytes, open_batches, keys FROM tenant_limits WHERE tenant = $1";
+        let row = self.fetch_optional(query(found).bind(&tenant.0)).await?;
+        row.as_ref().map_or_else(|| Ok(TenantLimits::default()), limits)
+    }
+
     async fn tenant_account(&self, tenant: &Tenant) -> Result<TenantAccount, StoreError> {
         let found = query(select_accounts!("(SELECT CAST($2 AS text) AS tenant)", ""));
         account(&self.fetch_one(found.bind(self.clock_parameter()).bind(&tenant.0)).await?)
