@@ -9,8 +9,9 @@ use std::{
 
 use axum::{
     Form, Json, Router,
-    extract::State,
+    extract::{Query, State},
     http::{HeaderMap, StatusCode, header::AUTHORIZATION},
+    response::Html,
     routing::{get, post},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -27,6 +28,7 @@ use tokio::net::TcpListener;
 use url::Url;
 
 use crate::{
+    browser::Window,
     fleet::Fleet,
     pages::Visitor,
     rig::{Admin, Caller},
@@ -60,12 +62,14 @@ fn encoded(bytes: impl AsRef<[u8]>) -> String {
 impl Provider {
     async fn start() -> Arc<Mutex<Self>> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let issuer = format!("http://{}", listener.local_addr().unwrap());
+        // For browsers another site than the admin, which has an address.
+        let issuer = format!("http://localhost:{}", listener.local_addr().unwrap().port());
         let key = RsaPrivateKey::new(&mut OsRng, 2048).unwrap();
         let provider = Self { issuer, key, forger: None, next: Mutex::default() };
         let provider = Arc::new(Mutex::new(provider));
         let router = Router::new()
             .route("/.well-known/openid-configuration", get(metadata))
+            .route("/authorize", get(authorize))
             .route("/keys", get(keys))
             .route("/token", post(token))
             .with_state(Arc::clone(&provider));
@@ -102,6 +106,27 @@ async fn keys(State(provider): Shared) -> Json<Value> {
     Json(json!({ "keys": [
         { "kty": "RSA", "use": "sig", "alg": "RS256", "kid": "one", "n": n, "e": e },
     ] }))
+}
+
+/// Logs a visitor in without a question, and shows the way back.
+async fn authorize(
+    State(provider): Shared,
+    Query(asked): Query<HashMap<String, String>>,
+) -> Html<String> {
+    let provider = provider.lock().unwrap();
+    let claims = claims(&provider.issuer, &asked["nonce"]);
+    *provider.next.lock().unwrap() = Login { challenge: asked["code_challenge"].clone(), claims };
+    let back = format!("{}?code=the-code&amp;state={}", asked["redirect_uri"], asked["state"]);
+    Html(format!("<a id=back href=\"{back}\">Allow</a>"))
+}
+
+/// The claims of a token for a login.
+fn claims(issuer: &str, nonce: &str) -> Value {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    json!({
+        "iss": issuer, "aud": "tritmill", "sub": "ann-7", "iat": now, "exp": now + 300,
+        "nonce": nonce, "email": "ann@example.com", "email_verified": true,
+    })
 }
 
 /// Gives a token for the code of the login that was begun, to the client that began it.
@@ -176,21 +201,25 @@ impl Rig {
     async fn start(fleet: &Fleet) -> Self {
         let provider = Provider::start().await;
         let issuer = provider.lock().unwrap().issuer.clone();
-        let admin = Admin::start(
-            fleet,
-            &[
-                "--oidc-issuer",
-                &issuer,
-                "--oidc-client-id",
-                "tritmill",
-                "--oidc-client-secret",
-                SECRET,
-                "--oidc-public-url",
-                "https://queue.example",
-                "--oidc-allow",
-                "@example.com=read,group:ops=operate",
-            ],
-        );
+        // The address of the admin is part of its settings.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (listen, public_url) = (free.to_string(), format!("http://{free}"));
+        let admin = Admin::run(fleet.command(&[
+            "admin",
+            "--json",
+            "--listen",
+            &listen,
+            "--oidc-issuer",
+            &issuer,
+            "--oidc-client-id",
+            "tritmill",
+            "--oidc-client-secret",
+            SECRET,
+            "--oidc-public-url",
+            &public_url,
+            "--oidc-allow",
+            "@example.com=read,group:ops=operate",
+        ]));
         Self { admin, provider, issuer }
     }
 
@@ -201,7 +230,8 @@ impl Rig {
         let url = sent.location();
         assert!(url.as_str().starts_with(&format!("{}/authorize?", self.issuer)), "{url}");
         let query: HashMap<String, String> = url.query_pairs().into_owned().collect();
-        assert_eq!(query["redirect_uri"], format!("https://queue.example{CALLBACK}"));
+        let back = format!("http://{}{CALLBACK}", self.admin.listen);
+        assert_eq!(query["redirect_uri"], back);
         assert_eq!((&*query["code_challenge_method"], &*query["client_id"]), ("S256", "tritmill"));
         assert!(query["scope"].contains("openid"), "{query:?}");
         let provider = self.provider.lock().unwrap();
@@ -212,11 +242,7 @@ impl Rig {
 
     /// Lets the provider answer with claims that differ from good ones.
     fn answers(&self, begun: &Begun, change: Value) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let mut claims = json!({
-            "iss": self.issuer, "aud": "tritmill", "sub": "ann-7", "iat": now, "exp": now + 300,
-            "nonce": begun.nonce, "email": "ann@example.com", "email_verified": true,
-        });
+        let mut claims = claims(&self.issuer, &begun.nonce);
         claims.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         self.provider.lock().unwrap().next.lock().unwrap().claims = claims;
     }
@@ -269,6 +295,27 @@ async fn visitors_log_in_at_the_provider_with_the_role_of_the_rules() {
     assert_eq!(reader.client.page("/dashboard/jobs", &reader.session).status, 303);
     let refused = rig.log_in(json!({}));
     assert_eq!((refused.status, refused.cookie("tritmill_session")), (403, None));
+}
+
+/// Another site begins the last navigation of a login, so that browsers withhold the session's cookie from it.
+#[tokio::test(flavor = "multi_thread")]
+async fn browser_logs_in_at_the_provider() {
+    let fleet = Fleet::start();
+    let rig = Rig::start(&fleet).await;
+    let Some(window) = Window::open(&rig.admin.listen).await else { return };
+    window.go("/dashboard/jobs?state=failed").await;
+    window.sees("h1", "Log in").await;
+    window.picture("login-sign-on").await;
+    window.click("a.button").await;
+    window.click("#back").await;
+    window.sees("h1", "Jobs").await;
+    window.sees(".who", "read key").await;
+    let page = window.client.current_url().await.unwrap();
+    assert!(page.as_str().ends_with("/dashboard/jobs?state=failed"), "{page}");
+    // The provider has no icon.
+    let errors = window.errors().await;
+    assert!(errors.iter().all(|error| error.to_string().contains("/favicon.ico")), "{errors:?}");
+    window.close().await;
 }
 
 /// Checks that a login was refused.

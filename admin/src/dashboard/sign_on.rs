@@ -53,13 +53,13 @@ fn of_error(error: &SignOnError) -> Response {
 }
 
 /// Returns the single sign-on, if there is one and the address may try.
-fn admitted(app: &App, peer: Peer) -> Result<&SingleSignOn, Response> {
+fn admitted(app: &App, peer: Peer) -> Result<&SingleSignOn, Box<Response>> {
     let Some(sign_on) = app.sign_on.as_ref() else {
-        return Err(view::error(None, &ApiError::unknown_url()));
+        return Err(Box::new(view::error(None, &ApiError::unknown_url())));
     };
     app.logins.admit(peer.network(), Instant::now()).map_err(|wait| {
         let message = format!("Too many attempts. Try again in {} s.", wait.as_secs() + 1);
-        failed(StatusCode::TOO_MANY_REQUESTS, &message)
+        Box::new(failed(StatusCode::TOO_MANY_REQUESTS, &message))
     })?;
     Ok(sign_on)
 }
@@ -72,7 +72,7 @@ pub(crate) async fn begin(
 ) -> Response {
     let sign_on = match admitted(&app, peer) {
         Ok(sign_on) => sign_on,
-        Err(refused) => return refused,
+        Err(refused) => return *refused,
     };
     match sign_on.begin().await {
         Ok((url, attempt)) => {
@@ -105,7 +105,7 @@ pub(crate) async fn finish(
 ) -> Response {
     let sign_on = match admitted(&app, peer) {
         Ok(sign_on) => sign_on,
-        Err(refused) => return refused,
+        Err(refused) => return *refused,
     };
     let Some((attempt, next)) = begun(&headers).filter(|(begun, _)| begun.state == answer.state)
     else {
