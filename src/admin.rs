@@ -368,8 +368,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
         let tls = arguments.tls.tls()?;
         let bounds = arguments.limits.bounds();
-        let sign_on = arguments.sign_on.sign_on()?;
-        let app = with_servers(servers, arguments.limits.settings(&bounds)).await?;
+        let settings = arguments.limits.settings(&bounds);
+        let sign_on = arguments.sign_on.sign_on(&settings.site)?;
+        let app = with_servers(servers, settings).await?;
         let app = app.with_sign_on(sign_on);
         let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
         let running = start(app, arguments.listen, tls, bounds, key_file).await?;

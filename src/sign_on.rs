@@ -2,15 +2,16 @@
 
 use anyhow::Context as _;
 use clap::Args;
-use tritmill_admin::{SignOnRule, SignOnSettings, SingleSignOn};
+use tritmill_admin::{SignOnRule, SignOnSettings, SingleSignOn, Site};
 use tritmill_client::Tenant;
 
 /// Login to the dashboard at an OpenID provider, beside API keys.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Single sign-on")]
 pub struct SignOnOptions {
-    /// URL of the OpenID provider, without /.well-known/openid-configuration
-    #[arg(long, value_name = "URL", requires_all = ["oidc_client_id", "oidc_public_url", "oidc_allow"])]
+    /// URL of the OpenID provider, without /.well-known/openid-configuration. It must allow --public-url with
+    /// /dashboard/login/sign-on/callback
+    #[arg(long, value_name = "URL", requires_all = ["oidc_client_id", "public_url", "oidc_allow"])]
     oidc_issuer: Option<String>,
     /// Id of this service at the provider
     #[arg(long, value_name = "ID", requires = "oidc_issuer")]
@@ -18,11 +19,7 @@ pub struct SignOnOptions {
     /// Its secret; other users of this machine see arguments, so use the variable TRITMILL_OIDC_CLIENT_SECRET
     #[arg(long, value_name = "SECRET", requires = "oidc_issuer")]
     oidc_client_secret: Option<String>,
-    /// URL at which browsers reach this service; the provider must allow its
-    /// /dashboard/login/sign-on/callback
-    #[arg(long, value_name = "URL", requires = "oidc_issuer")]
-    oidc_public_url: Option<String>,
-    /// Who may log in, with which role: EMAIL, @DOMAIN or group:NAME, then =read, =submit or =operate.
+    /// Who may log in, with which role: EMAIL, @DOMAIN or group:NAME, then =read, =submit, =manage or =operate.
     /// May be repeated; the highest role counts
     #[arg(long, value_name = "WHO=ROLE", requires = "oidc_issuer", value_delimiter = ',')]
     oidc_allow: Vec<SignOnRule>,
@@ -35,10 +32,10 @@ pub struct SignOnOptions {
 }
 
 impl SignOnOptions {
-    /// Returns the single sign-on, if there is one.
-    pub fn sign_on(&self) -> anyhow::Result<Option<SingleSignOn>> {
+    /// Returns the single sign-on of a site, if there is one.
+    pub fn sign_on(&self, site: &Site) -> anyhow::Result<Option<SingleSignOn>> {
         let (Some(issuer), Some(client_id), Some(public_url)) =
-            (&self.oidc_issuer, &self.oidc_client_id, &self.oidc_public_url)
+            (&self.oidc_issuer, &self.oidc_client_id, &site.public_url)
         else {
             return Ok(None);
         };

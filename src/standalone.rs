@@ -99,8 +99,9 @@ async fn with_servers(
     let migrated = runtime.spawn_blocking(move || migrate::up(&url, None));
     migrated.await.context("migrating failed")??;
     let bounds = arguments.limits.bounds();
-    let sign_on = arguments.sign_on.sign_on()?;
-    let app = admin::with_servers(servers, arguments.limits.settings(&bounds)).await?;
+    let settings = arguments.limits.settings(&bounds);
+    let sign_on = arguments.sign_on.sign_on(&settings.site)?;
+    let app = admin::with_servers(servers, settings).await?;
     let app = app.with_sign_on(sign_on);
     let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
     admin::start(app, arguments.api, tls, bounds, key_file).await
@@ -153,8 +154,9 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let served = registered.into_iter().filter(|known| queues.contains(&known.queue));
     let models = Models::fixed(served.collect());
     let bounds = arguments.limits.bounds();
-    let app = App::new(client, store.clone(), models, arguments.limits.settings(&bounds));
-    let app = app.with_sign_on(arguments.sign_on.sign_on()?);
+    let settings = arguments.limits.settings(&bounds);
+    let sign_on = arguments.sign_on.sign_on(&settings.site)?;
+    let app = App::new(client, store.clone(), models, settings).with_sign_on(sign_on);
     let key_file = arguments.first_key.path(&beside(&arguments.store, "-first-key"));
     let running = admin::start(app, arguments.api, tls, bounds, key_file).await?;
     let pool = arguments.worker.pool(units, |config, served| Worker {

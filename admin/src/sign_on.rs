@@ -29,7 +29,7 @@ use tritmill_queue::Tenant;
 use uuid::Uuid;
 
 pub use self::rules::{InvalidRule, Rule};
-use crate::store::KeyRole;
+use crate::{WebOrigin, store::KeyRole};
 
 /// Time limit of a call of the provider, and the most bytes of its answer.
 const CALL_WITHIN: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ pub struct SignOnSettings {
     /// Its secret, if it has one.
     pub client_secret: Option<String>,
     /// URL at which browsers reach this service.
-    pub public_url: String,
+    pub public_url: WebOrigin,
     /// Who may log in, and with which role.
     pub rules: Vec<Rule>,
     /// Name of the claim with the groups of a visitor.
@@ -63,9 +63,6 @@ pub enum SignOnSettingsError {
     /// The URL of the provider.
     #[error("issuer: {0}")]
     Issuer(HttpError),
-    /// The URL of this service.
-    #[error("public URL: {0}")]
-    PublicUrl(HttpError),
     /// The system's certificates.
     #[error(transparent)]
     Certificates(#[from] BadCertificates),
@@ -160,14 +157,11 @@ impl SingleSignOn {
     pub fn new(settings: SignOnSettings) -> Result<Self, SignOnSettingsError> {
         let any = AddressPolicy::Any;
         check_target(&settings.issuer, any).map_err(SignOnSettingsError::Issuer)?;
-        check_target(&settings.public_url, any).map_err(SignOnSettingsError::PublicUrl)?;
         let bad_url = |_| HttpError::Url(settings.issuer.clone());
         let issuer = IssuerUrl::new(settings.issuer.clone());
         let issuer = issuer.map_err(|error| SignOnSettingsError::Issuer(bad_url(error)))?;
-        let redirect = format!("{}{CALLBACK}", settings.public_url.trim_end_matches('/'));
-        let redirect = RedirectUrl::new(redirect).map_err(|_| {
-            SignOnSettingsError::PublicUrl(HttpError::Url(settings.public_url.clone()))
-        })?;
+        let redirect = RedirectUrl::new(format!("{}{CALLBACK}", settings.public_url.as_str()))
+            .expect("an origin with a path is a URL");
         let provider = Provider(HttpClient::new(any, None)?);
         Ok(Self { settings, issuer, redirect, provider })
     }

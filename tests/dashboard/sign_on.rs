@@ -36,6 +36,8 @@ use crate::{
 
 const CALLBACK: &str = "/dashboard/login/sign-on/callback";
 const SECRET: &str = "the client's secret";
+/// Name of the session cookie.
+const SESSION: &str = "tritmill_session";
 
 /// The provider: what it does at the next login.
 struct Provider {
@@ -215,7 +217,7 @@ impl Rig {
             "tritmill",
             "--oidc-client-secret",
             SECRET,
-            "--oidc-public-url",
+            "--public-url",
             &public_url,
             "--oidc-allow",
             "@example.com=read,group:ops=operate",
@@ -261,7 +263,7 @@ impl Rig {
     }
 
     fn visitor(&self, answer: &Raw) -> Visitor {
-        let session = answer.cookie("tritmill_session");
+        let session = answer.cookie(SESSION);
         let session = session.unwrap_or_else(|| panic!("{}", answer.head));
         Visitor { client: self.admin.with(""), session }
     }
@@ -294,7 +296,7 @@ async fn visitors_log_in_at_the_provider_with_the_role_of_the_rules() {
     by_key.does(&format!("/dashboard/keys/{}/revoke", id.trim()), "");
     assert_eq!(reader.client.page("/dashboard/jobs", &reader.session).status, 303);
     let refused = rig.log_in(json!({}));
-    assert_eq!((refused.status, refused.cookie("tritmill_session")), (403, None));
+    assert_eq!((refused.status, refused.cookie(SESSION)), (403, None));
 }
 
 /// Another site begins the last navigation of a login, so that browsers withhold the session's cookie from it.
@@ -321,7 +323,7 @@ async fn browser_logs_in_at_the_provider() {
 /// Checks that a login was refused.
 fn refused(what: &str, answer: &Raw, status: u16) {
     assert_eq!(answer.status, status, "{what}: {}", answer.head);
-    assert_eq!(answer.cookie("tritmill_session"), None, "{what}");
+    assert_eq!(answer.cookie(SESSION), None, "{what}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

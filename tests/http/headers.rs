@@ -123,7 +123,10 @@ fn trusted_proxy_names_client_and_scheme() {
     let headers = format!("{}Origin: https://llm.example\r\n", of("192.0.2.7"));
     let opened = stranger.form("/dashboard/login", "", &headers, &form);
     assert_eq!(opened.status, 303, "{}", opened.text());
-    assert!(opened.cookie().starts_with("__secure-tritmill_session="), "{}", opened.cookie());
+    assert!(opened.cookie().starts_with("__Secure-tritmill_session="), "{}", opened.cookie());
+    let session = opened.cookie();
+    let page = ask(&stranger, "GET", "/dashboard/keys", &format!("Cookie: {session}\r\n"));
+    assert_eq!(page.status, 200, "the connection is not one of TLS, the site is");
     let kept = opened.header("strict-transport-security");
     assert_eq!(kept, Some("max-age=31536000"));
 

@@ -161,7 +161,8 @@ impl Answer {
     /// Returns the name and value of the cookie that is set.
     pub fn cookie(&self) -> String {
         let cookie = self.header("set-cookie").unwrap_or_else(|| panic!("{}", self.text()));
-        cookie.split(';').next().unwrap().to_owned()
+        // The head is in lower case, which changes only this part of the cookie.
+        cookie.split(';').next().unwrap().replace("__secure-", "__Secure-")
     }
 
     /// Returns the status and `error.code`.

@@ -32,7 +32,7 @@ impl fmt::Display for InvalidRule {
         let text = &self.0;
         write!(
             f,
-            "'{text}' is not WHO=ROLE, with an email address, @DOMAIN or group:NAME, and the role read, submit or operate"
+            "'{text}' is not WHO=ROLE, with an email address, @DOMAIN or group:NAME, and the role read, submit, manage or operate"
         )
     }
 }
