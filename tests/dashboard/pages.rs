@@ -169,7 +169,9 @@ fn pages_over_a_million_jobs_take_less_than_100_ms() {
     paths.extend([
         "/dashboard/queues/model-7@i2_s".to_owned(),
         format!("/dashboard/jobs/{}", job.trim()),
+        "/dashboard/tenants/tenant-3".to_owned(),
         "/dashboard/jobs?custom_id=line-500000".to_owned(),
+        "/dashboard/jobs?custom_id=line-99*".to_owned(),
         "/dashboard/jobs?tenant=tenant-3&state=completed&queue=model-5".to_owned(),
     ]);
     let mut slow = Vec::new();

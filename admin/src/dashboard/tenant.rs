@@ -7,9 +7,12 @@ use tritmill_queue::{JobState, Tenant, Timestamp};
 
 use super::{
     Content, PageError, PageForm, PageResult, Visit, filters, percent_encoded,
-    tenants::{self, COUNTED, TenantRow},
+    tenants::{self, TenantReader, TenantRow},
 };
 use crate::{ApiError, App, Caller, operator::keys::erase_tenant};
+
+/// The tenant's latest jobs that are counted.
+const COUNTED: u32 = 1000;
 
 #[derive(Template)]
 #[template(path = "tenant.html")]
@@ -44,12 +47,13 @@ async fn load(app: App, caller: Caller, name: String) -> Result<Content, PageErr
     if name.contains('\0') {
         return Err(ApiError::not_found("tenant", &name).into());
     }
-    let (mut keys, limits) = (tenants::keys(&app).await?, tenants::limits(&app).await?);
+    let mut keys = tenants::keys(&app).await?;
+    let reader = TenantReader::new(&app, COUNTED).await?;
     let known = keys.remove(&name);
     let is_known = known.is_some();
     let tenant = Tenant(name.clone());
     let may_erase = tenant != caller.tenant;
-    let row = tenants::row(&app, tenant, known.unwrap_or_default(), &limits).await?;
+    let row = reader.row(tenant, known.unwrap_or_default()).await?;
     let mut jobs = row.jobs;
     let has_jobs = JobState::ALL.into_iter().any(|state| *jobs.counter(state) > 0);
     if !is_known && !has_jobs && row.files.files == 0 {

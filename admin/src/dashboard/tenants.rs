@@ -1,9 +1,12 @@
 //! Page of tenants: what each has in the store, and its limits.
 //!
-//! Jobs and tokens are counted over a tenant's latest [`COUNTED`] jobs, so that a page costs the same however many jobs
-//! there are.
+//! Jobs and tokens are counted over a tenant's latest [`COUNTED`] jobs, on its own page over more, so that a page costs the
+//! same however many jobs there are.
 
-use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+};
 
 use askama::Template;
 use axum::extract::Query;
@@ -22,8 +25,8 @@ use crate::{
 
 /// Tenants per page.
 const PAGE_SIZE: usize = 20;
-/// A tenant's latest jobs that are counted.
-pub(super) const COUNTED: u32 = 1000;
+/// A tenant's latest jobs that the list counts.
+const COUNTED: u32 = 200;
 /// Most queues that a page looks at for limits.
 const QUEUES_MAX: usize = 50;
 
@@ -73,48 +76,55 @@ impl TenantRow {
     }
 }
 
-/// The limits of queues on tenants.
-pub(super) async fn limits(app: &App) -> Result<Vec<(QueueName, Quotas)>, ApiError> {
-    let mut limits = Vec::new();
-    for state in app.store.queue_states().await?.into_iter().take(QUEUES_MAX) {
-        let quotas = app.store.quotas(&state.queue).await?;
-        limits.push((state.queue, quotas));
-    }
-    Ok(limits)
+/// Reads what tenants have.
+pub(super) struct TenantReader<'a> {
+    app: &'a App,
+    /// How many of a tenant's latest jobs are counted.
+    counted: u32,
+    /// The limits of queues.
+    limits: Vec<(QueueName, Quotas)>,
 }
 
-/// Reads what a tenant has.
-pub(super) async fn row(
-    app: &App,
-    tenant: Tenant,
-    keys: Vec<ApiKey>,
-    limits: &[(QueueName, Quotas)],
-) -> Result<TenantRow, ApiError> {
-    let filter = JobFilter { tenant: Some(tenant.clone()), ..JobFilter::default() };
-    let page = Page { after: None, limit: COUNTED, ascending: false };
-    let found = app.store.jobs(&filter, page).await?;
-    let (mut jobs, mut errors) = (Progress::default(), BTreeMap::<String, u64>::new());
-    for job in found.jobs {
-        *jobs.counter(job.state) += 1;
-        jobs.prompt_tokens += job.prompt_tokens;
-        jobs.completion_tokens += job.completion_tokens;
-        if let (JobState::Failed, Some(code)) = (job.state, job.error_code) {
-            *errors.entry(code).or_default() += 1;
+impl<'a> TenantReader<'a> {
+    pub async fn new(app: &'a App, counted: u32) -> Result<Self, ApiError> {
+        let mut limits = Vec::new();
+        for state in app.store.queue_states().await?.into_iter().take(QUEUES_MAX) {
+            let quotas = app.store.quotas(&state.queue).await?;
+            limits.push((state.queue, quotas));
         }
+        Ok(Self { app, counted, limits })
     }
-    let mut errors: Vec<(String, u64)> = errors.into_iter().collect();
-    errors.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let limit =
-        |(queue, quotas): &(QueueName, Quotas)| Some((queue.clone(), quotas.of_tenant(&tenant)?));
-    Ok(TenantRow {
-        limits: limits.iter().filter_map(limit).collect(),
-        jobs,
-        or_more: found.next.is_some(),
-        errors,
-        files: app.store.stored_files(&tenant).await?,
-        keys,
-        tenant,
-    })
+
+    /// Reads what a tenant has beside its keys.
+    pub async fn row(&self, tenant: Tenant, keys: Vec<ApiKey>) -> Result<TenantRow, ApiError> {
+        let store = &self.app.store;
+        let filter = JobFilter { tenant: Some(tenant.clone()), ..JobFilter::default() };
+        let page = Page { after: None, limit: self.counted, ascending: false };
+        let found = store.jobs(&filter, page).await?;
+        let (mut jobs, mut errors) = (Progress::default(), BTreeMap::<String, u64>::new());
+        for job in found.jobs {
+            *jobs.counter(job.state) += 1;
+            jobs.prompt_tokens += job.prompt_tokens;
+            jobs.completion_tokens += job.completion_tokens;
+            if let (JobState::Failed, Some(code)) = (job.state, job.error_code) {
+                *errors.entry(code).or_default() += 1;
+            }
+        }
+        let mut errors: Vec<(String, u64)> = errors.into_iter().collect();
+        errors.sort_by_key(|(_, count)| Reverse(*count));
+        let limit = |(queue, quotas): &(QueueName, Quotas)| {
+            Some((queue.clone(), quotas.of_tenant(&tenant)?))
+        };
+        Ok(TenantRow {
+            limits: self.limits.iter().filter_map(limit).collect(),
+            jobs,
+            or_more: found.next.is_some(),
+            errors,
+            files: store.stored_files(&tenant).await?,
+            keys,
+            tenant,
+        })
+    }
 }
 
 /// The keys that are not revoked, by tenant.
@@ -158,7 +168,7 @@ async fn load(app: App, after: String) -> Result<Content, PageError> {
     if after.contains('\0') {
         return Err(ApiError::not_found("tenant", &after).into());
     }
-    let (mut keys, limits) = (keys(&app).await?, limits(&app).await?);
+    let (mut keys, reader) = (keys(&app).await?, TenantReader::new(&app, COUNTED).await?);
     let from = Tenant(after.clone());
     let with_jobs = app.store.job_tenants(Some(&from), PAGE_SIZE as u32 + 1).await?;
     let with_keys = keys.keys().filter(|name| **name > after).cloned();
@@ -168,7 +178,7 @@ async fn load(app: App, after: String) -> Result<Content, PageError> {
     let mut rows = Vec::with_capacity(PAGE_SIZE);
     for name in names.into_iter().take(PAGE_SIZE) {
         let keys = keys.remove(&name).unwrap_or_default();
-        rows.push(row(&app, Tenant(name), keys, &limits).await?);
+        rows.push(reader.row(Tenant(name), keys).await?);
     }
     let is_first = after.is_empty();
     let view = TenantsView { rows, counted: u64::from(COUNTED), is_first, next: next.flatten() };
