@@ -125,7 +125,7 @@ pub fn parse_response(map: Map<String, Value>) -> Result<ResponseRequest, FieldE
     fields.finish()?;
     // The messages are parsed already; a chat request needs one.
     chat.insert("messages".to_owned(), json!([{ "role": "user", "content": "" }]));
-    let mut body = parse_body(Endpoint::Chat, chat).map_err(|error| own_name(error))?;
+    let mut body = parse_body(Endpoint::Chat, chat).map_err(own_name)?;
     conversation.extend(input);
     if let Prompt::Messages(Conversation { messages, .. }) = &mut body.prompt {
         *messages = conversation;

@@ -66,17 +66,18 @@ pub(crate) struct Expected {
 
 /// Returns the work of a claimed job, or the outcome of one that needs no engine. Equal prompts get different seeds, as the
 /// choices of one prompt do.
-pub(crate) fn work(served: &ServedModel, claim: &Claim) -> Result<Work, Outcome> {
-    match claim.job.task {
-        Task::Generate => generation(served, claim).map_err(Outcome::Error),
+pub(crate) fn work(served: &ServedModel, claim: &Claim) -> Result<Work, Box<Outcome>> {
+    let outcome = match claim.job.task {
+        Task::Generate => {
+            return generation(served, claim).map_err(|error| Box::new(Outcome::Error(error)));
+        }
         Task::Tokenize { special, generation_prompt } => {
             let tokens = served.tokenize(&claim.job.prompt, special, generation_prompt);
-            Err(tokens.map_or_else(Outcome::Error, |tokens| served.tokenized(tokens)))
+            tokens.map_or_else(Outcome::Error, |tokens| served.tokenized(tokens))
         }
-        Task::Detokenize => {
-            Err(served.detokenize(&claim.job.prompt).unwrap_or_else(Outcome::Error))
-        }
-    }
+        Task::Detokenize => served.detokenize(&claim.job.prompt).unwrap_or_else(Outcome::Error),
+    };
+    Err(Box::new(outcome))
 }
 
 fn generation(served: &ServedModel, claim: &Claim) -> Result<Work, JobError> {

@@ -59,7 +59,8 @@ impl Constrained {
     ) -> Result<bool, GrammarError> {
         self.constraint.advance(token)?;
         let has_ended = self.constraint.has_ended();
-        if !has_ended && !(self.constraint.allows_all() && self.allowed.is_none()) {
+        let is_same = self.constraint.allows_all() && self.allowed.is_none();
+        if !has_ended && !is_same {
             self.find_allowed(vocab_size, end_tokens);
         }
         Ok(has_ended)

@@ -208,7 +208,7 @@ impl Core {
                     self.in_flight.end(held, Disposition::HandBack, self.now);
                 }
                 Err(outcome) => {
-                    self.in_flight.end(held, Disposition::Record(outcome), self.now);
+                    self.in_flight.end(held, Disposition::Record(*outcome), self.now);
                 }
                 Ok(Work { requests, expected }) => {
                     claim.submitted = true;

@@ -133,7 +133,7 @@ pub(in crate::worker) struct Pulled {
 pub(in crate::worker) struct Prepared {
     pub held: ClaimRef,
     pub stream: bool,
-    pub work: Result<Work, Outcome>,
+    pub work: Result<Work, Box<Outcome>>,
 }
 
 /// The requests of a job for the engine of a device.

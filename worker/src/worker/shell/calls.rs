@@ -239,7 +239,11 @@ async fn prepare(served: &Arc<ServedModel>, claims: Vec<Claim>, limit: Duration)
         if let Some(claim) = claims.get(done.len()) {
             let (held, stream) = (claim.claim_ref(), claim.job.stream);
             tracing::error!(job = %held.id, "its prompt cannot be prepared");
-            done.push(Prepared { held, stream, work: Err(Outcome::Error(unprepared(limit))) });
+            done.push(Prepared {
+                held,
+                stream,
+                work: Err(Box::new(Outcome::Error(unprepared(limit)))),
+            });
         }
     }
     done
