@@ -91,7 +91,7 @@ fn plain_lines_and_completions_become_jobs() {
     let mut line = json!({ "custom_id": "a", "method": "POST", "url": "/v1/completions" });
     line["body"] = json!({ "prompt": "once", "logprobs": 2, "echo": false, "best_of": 1 });
     assert_eq!(job(&line).prompt, Prompt::Text("once".into()));
-    assert_eq!(job(&line).sampling.max_tokens, None);
+    assert_eq!(job(&line).sampling.max_tokens, Some(16));
     line["body"] = json!({ "prompt": [1, 2, 3] });
     assert_eq!(job(&line).prompt, Prompt::Tokens(vec![1, 2, 3]));
 }

@@ -46,7 +46,7 @@ pub enum JobEvent {
         #[serde(default, skip_serializing_if = "Part::is_content")]
         part: Part,
         /// Bytes of this part before the text: a reader sees by it that an event was lost or came twice.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "is_zero")]
         offset: u64,
         /// Text to append to the part; may be empty beside log probabilities.
         text: String,
@@ -59,6 +59,11 @@ pub enum JobEvent {
         /// The terminal state.
         state: JobState,
     },
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Log probabilities of new tokens of a choice.

@@ -29,6 +29,7 @@ fn plain_job() -> Job {
             ..Message::new(Role::User, "Why is the sky blue?")
         }])),
         sampling: Sampling {
+            max_tokens: Some(256),
             temperature: 0.5,
             stop: vec!["\n\n".into()],
             logit_bias: vec![(5, -1.5)],

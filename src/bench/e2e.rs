@@ -43,6 +43,7 @@ Examples:
   tritmill bench e2e --model /tmp/bitnet-2b --threads 2 --redis redis://… --database postgres://…
   tritmill bench e2e --batch 32 --prompt 64 --generate 128 --json
   tritmill bench e2e --http
+  tritmill bench e2e --http --schema
   tritmill bench e2e --gaps --model /tmp/bitnet-2b
   tritmill bench e2e --overload --seconds 60
   tritmill bench e2e --overload --redis redis://… --database postgres://… --deadline 20 --json
@@ -94,6 +95,9 @@ pub struct Arguments {
     /// With --http: concurrent requests
     #[arg(long, value_name = "N", default_value = "100")]
     callers: NonZeroUsize,
+    /// With --http: callers ask for JSON of a schema, which no answer of this length completes
+    #[arg(long, requires = "http")]
+    schema: bool,
     /// With --http and --gaps: lines of the batch; with --http 0 for no batch [default: 10000, with --gaps 60]
     #[arg(long, value_name = "N")]
     batch_lines: Option<usize>,

@@ -27,15 +27,16 @@ impl TemplateInput {
             .map(|Tool { function, .. }| json!({ "type": "function", "function": function }))
             .collect();
         let arguments = arguments(template, &conversation.template_arguments);
-        let has_calls = |message: &Message| {
-            !message.tool_calls.is_empty() || message.role == tritmill_queue::Role::Tool
-        };
-        let needs_tools = !tools.is_empty() || conversation.messages.iter().any(has_calls);
-        if needs_tools && CallSyntax::of_template(template).is_none() {
-            let messages = Calls::describe(&tools, &messages);
-            return Self { messages, options: TemplateOptions { tools: Vec::new(), arguments } };
+        if CallSyntax::of_template(template).is_some() {
+            return Self { messages, options: TemplateOptions { tools, arguments } };
         }
-        Self { messages, options: TemplateOptions { tools, arguments } }
+        // A template may know the role of tools without their list.
+        let messages = match template.mentions("tool") {
+            true => messages,
+            false => messages.iter().map(Calls::as_text).collect(),
+        };
+        let messages = Calls::describe(&tools, messages);
+        Self { messages, options: TemplateOptions { tools: Vec::new(), arguments } }
     }
 }
 

@@ -99,7 +99,8 @@ fn walk(compiler: &Compiler, grammar: &Grammar, random: &mut fastrand::Rng) -> V
             break;
         }
         text.push(token as u8);
-        next = constraint.advance(token).map(|()| constraint);
+        next =
+            constraint.advance(token).and_then(|()| constraint.find_allowed()).map(|()| constraint);
     }
     json!({ "text": String::from_utf8_lossy(&text) })
 }

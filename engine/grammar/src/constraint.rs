@@ -13,6 +13,8 @@ pub struct Constraint {
     matcher: Matcher,
     /// A bit for each token: bit `token % 32` of word `token / 32`. // (vocab / 32, rounded up)
     allowed: Vec<u32>,
+    /// Whether `allowed` is of an earlier token.
+    is_stale: bool,
     ended: bool,
 }
 
@@ -54,6 +56,7 @@ impl Clone for Constraint {
             before: self.before.clone(),
             matcher: self.matcher.deep_clone(),
             allowed: self.allowed.clone(),
+            is_stale: self.is_stale,
             ended: self.ended,
         }
     }
@@ -63,7 +66,8 @@ impl Constraint {
     /// Begins an answer.
     pub(crate) fn begin(matcher: Matcher) -> Result<Self, GrammarError> {
         let before = Before::default();
-        let mut constraint = Self { before, matcher, allowed: Vec::new(), ended: false };
+        let (allowed, is_stale, ended) = (Vec::new(), true, false);
+        let mut constraint = Self { before, matcher, allowed, is_stale, ended };
         constraint.find_allowed()?;
         Ok(constraint)
     }
@@ -96,14 +100,14 @@ impl Constraint {
         self.ended
     }
 
-    /// Takes the next token of the answer.
+    /// Takes the next token of the answer. What may follow is found by [`find_allowed`](Self::find_allowed).
     ///
     /// # Errors
-    /// The token is not allowed, or finding what may follow takes too much work.
+    /// The token is not allowed.
     pub fn advance(&mut self, token: u32) -> Result<(), GrammarError> {
         if !self.allows_all() {
             self.matcher.consume_token(token).map_err(|error| GrammarError::of_library(&error))?;
-            return self.find_allowed();
+            return self.consumed();
         }
         let tokens = self.matcher.tok_env().map_err(|error| GrammarError::of_library(&error))?;
         let last = self.before.texts.back().cloned();
@@ -116,25 +120,37 @@ impl Constraint {
             return Ok(());
         }
         self.matcher.consume_tokens(&begin).map_err(of_library)?;
-        self.find_allowed()
+        self.consumed()
     }
 
-    fn find_allowed(&mut self) -> Result<(), GrammarError> {
+    /// Sees whether the answer is complete.
+    fn consumed(&mut self) -> Result<(), GrammarError> {
         self.ended = self.matcher.is_stopped();
-        if let Some(error) = self.matcher.get_error() {
-            return Err(GrammarError::of_library(&error));
-        }
-        if self.ended {
+        self.is_stale = !self.ended;
+        self.matcher.get_error().map_or(Ok(()), |error| Err(GrammarError::of_library(&error)))
+    }
+
+    /// Returns whether the tokens that may come next are still to be found.
+    pub fn is_stale(&self) -> bool {
+        self.is_stale && !self.allows_all()
+    }
+
+    /// Finds the tokens that may come next, after [`advance`](Self::advance). It takes some microseconds to a millisecond.
+    ///
+    /// # Errors
+    /// It takes too much work, or no token of the model can follow.
+    pub fn find_allowed(&mut self) -> Result<(), GrammarError> {
+        if !self.is_stale() {
             return Ok(());
         }
-        let mask = self.matcher.compute_mask();
+        let mask = self.matcher.compute_mask_or_eos();
         let mask = mask.map_err(|error| GrammarError::of_library(&error))?;
-        self.ended = self.matcher.is_stopped();
-        if !self.ended && mask.is_zero() {
+        if mask.is_zero() {
             return Err(GrammarError("no token of the model can follow".to_owned()));
         }
         self.allowed.clear();
         self.allowed.extend_from_slice(mask.as_slice());
+        self.is_stale = false;
         Ok(())
     }
 }

@@ -63,6 +63,7 @@ fn answer(compiler: &Compiler, grammar: &Grammar, random: &mut fastrand::Rng) ->
         }
         bytes.extend_from_slice(&vocabulary[token as usize].1);
         constraint.advance(token).expect("the token is allowed");
+        constraint.find_allowed().expect("something may follow");
     }
     panic!("no end: {}", String::from_utf8_lossy(&bytes));
 }
@@ -133,7 +134,8 @@ fn tokens_that_are_not_allowed_are_refused() {
     assert!(allowed(&constraint).contains(&a));
     constraint.clone().advance(2 + u32::from(b'b')).expect_err("it begins with a");
     constraint.advance(a).expect("it begins with a");
-    assert!(!constraint.has_ended());
+    assert!(!constraint.has_ended() && constraint.is_stale());
+    constraint.find_allowed().expect("something may follow");
     assert_eq!(allowed(&constraint), [2 + u32::from(b'b')]);
 }
 
@@ -154,4 +156,36 @@ fn what_cannot_be_used_is_refused_by_name() {
     assert!(refused(Grammar::Regex("a".repeat(300_000))).contains("at most"));
     let end_missing = Compiler::new([Word::Text(b"a")].into_iter(), &[5]).expect_err("no end");
     assert!(end_missing.to_string().contains("end-of-text"));
+}
+
+#[test]
+fn grammar_applies_after_a_text() {
+    let token = |text: &[u8]| {
+        vocabulary().iter().position(|(_, bytes)| bytes == text).expect("a token") as u32
+    };
+    let constraint = |regex: &str| {
+        let grammar = Grammar::Regex(regex.to_owned());
+        compiler().compile(&grammar).expect("it can be used").after(&["z", "b]"])
+    };
+    // The second text ends inside a token, and the grammar begins with the rest.
+    let mut one = constraint("\\}xy?");
+    for text in [&b"b"[..], b"]", b"z", b"ab"] {
+        one.advance(token(text)).expect("any token may come");
+        assert!(one.allows_all() && !one.is_stale());
+    }
+    one.advance(token(b"]}")).expect("any token may come");
+    assert!(!one.allows_all());
+    one.find_allowed().expect("something may follow");
+    assert_eq!(allowed(&one), [token(b"x")]);
+    one.clone().advance(token(b"y")).expect_err("it is x");
+    // What the grammar refuses is text like any other: the last text may come once more.
+    let mut other = constraint("x");
+    for text in [&b"z"[..], b"b", b"]}", b"b"] {
+        other.advance(token(text)).expect("any token may come");
+        assert!(other.allows_all());
+    }
+    other.advance(token(b"]")).expect("any token may come");
+    assert!(!other.allows_all());
+    other.find_allowed().expect("something may follow");
+    assert_eq!(allowed(&other), [token(b"x")]);
 }

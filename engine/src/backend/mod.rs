@@ -14,6 +14,8 @@ pub use logits::{Logits, PositionLogits, ScreenedRow};
 pub(crate) use shared::SharedBackend;
 pub(crate) use step_row::StepRow;
 
+use rayon::prelude::*;
+
 use crate::{
     config::Norm,
     files::{Model, ModelError},
@@ -167,6 +169,11 @@ pub trait Backend: Send {
     /// Returns whether steps draw the tokens of [`LogitsFor::Draws`] and report the distributions of their rows, where they can.
     fn draws_tokens(&self) -> bool {
         false
+    }
+
+    /// Runs `task(0)` … `task(count - 1)` between two steps, each once and on any thread, and returns when all have finished.
+    fn run_tasks(&mut self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..count).into_par_iter().for_each(task);
     }
 
     /// Takes memory for the first blocks, so that their first use does not wait for it.

@@ -98,6 +98,10 @@ impl Backend for SharedBackend {
         self.turn().step(chunks, logits)
     }
 
+    fn run_tasks(&mut self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.turn().run_tasks(count, task);
+    }
+
     fn ready_blocks(&mut self, count: usize) {
         self.turn().ready_blocks(count);
     }

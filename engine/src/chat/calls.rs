@@ -165,8 +165,11 @@ impl Calls {
             .map_or(Holds::Either, |function| holds(&function.parameters["properties"][parameter]))
     }
 
-    /// Describes tools in a text, for a template that has none, and writes calls and their results as texts.
-    pub fn describe(tools: &[Value], messages: &[Message]) -> Vec<Message> {
+    /// Adds a description of tools to a conversation, for a template that has none.
+    pub fn describe(tools: &[Value], mut messages: Vec<Message>) -> Vec<Message> {
+        if tools.is_empty() {
+            return messages;
+        }
         let list: Vec<String> = tools.iter().map(Value::to_string).collect();
         let text = format!(
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with \
@@ -175,44 +178,36 @@ impl Calls {
              {{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n{END}",
             list.join("\n")
         );
-        let mut described: Vec<Message> = Vec::with_capacity(messages.len() + 1);
-        if !tools.is_empty() {
-            described.push(Message::new("system", text));
-        }
-        for message in messages {
-            let is_system = matches!(message.role.as_str(), "system" | "developer");
-            match (described.last_mut(), message.role.as_str()) {
-                // One message of the system alone is what most templates allow.
-                (Some(first), _) if is_system && first.role == "system" => {
-                    let text =
-                        format!("{}\n\n{}", all_text(&message.content), all_text(&first.content));
-                    first.content = Content::Text(text);
-                }
-                (_, "tool") => {
-                    let result = all_text(&message.content);
-                    let text = format!("<tool_response>\n{result}\n</tool_response>");
-                    described.push(Message::new("user", text));
-                }
-                _ => described.push(with_calls_as_text(message)),
+        // One message of the system alone is what most templates allow.
+        match messages.first_mut().filter(|m| matches!(m.role.as_str(), "system" | "developer")) {
+            Some(first) => {
+                let text = format!("{}\n\n{text}", all_text(&first.content));
+                first.content = Content::Text(text);
             }
+            None => messages.insert(0, Message::new("system", text)),
         }
-        described
+        messages
     }
-}
 
-/// Returns a message with its calls in its text.
-fn with_calls_as_text(message: &Message) -> Message {
-    let mut message = message.clone();
-    if !message.tool_calls.is_empty() {
-        let mut text = all_text(&message.content);
-        for call in message.tool_calls.drain(..) {
-            let object = json!({ "name": call.name, "arguments": call.arguments });
-            let line = if text.is_empty() { "" } else { "\n" };
-            let _ = write!(text, "{line}{BEGIN}\n{object}\n{END}");
+    /// Writes the calls of a message, or the result of a tool, as text, for a template that knows neither.
+    pub fn as_text(message: &Message) -> Message {
+        if message.role == "tool" {
+            let result = all_text(&message.content);
+            let text = format!("<tool_response>\n{result}\n</tool_response>");
+            return Message::new("user", text);
         }
-        message.content = Content::Text(text);
+        let mut message = message.clone();
+        if !message.tool_calls.is_empty() {
+            let mut text = all_text(&message.content);
+            for call in message.tool_calls.drain(..) {
+                let object = json!({ "name": call.name, "arguments": call.arguments });
+                let line = if text.is_empty() { "" } else { "\n" };
+                let _ = write!(text, "{line}{BEGIN}\n{object}\n{END}");
+            }
+            message.content = Content::Text(text);
+        }
+        message
     }
-    message
 }
 
 fn all_text(content: &Content) -> String {

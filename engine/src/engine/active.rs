@@ -50,20 +50,27 @@ impl Constrained {
         }
     }
 
-    /// Takes the next token. Returns whether the answer is complete.
-    fn advance(
-        &mut self,
-        token: u32,
-        vocab_size: usize,
-        end_tokens: &[u32],
-    ) -> Result<bool, GrammarError> {
+    /// Takes the next token; what may follow is found later. Returns whether the answer is complete.
+    fn advance(&mut self, token: u32) -> Result<bool, GrammarError> {
         self.constraint.advance(token)?;
-        let has_ended = self.constraint.has_ended();
-        let is_same = self.constraint.allows_all() && self.allowed.is_none();
-        if !has_ended && !is_same {
-            self.find_allowed(vocab_size, end_tokens);
-        }
-        Ok(has_ended)
+        Ok(self.constraint.has_ended())
+    }
+}
+
+/// A choice with tokens that may come next, which are still to be found.
+pub(super) struct StaleMask<'a> {
+    pub id: RequestId,
+    constrained: &'a mut Constrained,
+    vocab_size: usize,
+    end_tokens: &'a [u32],
+    pub result: Result<(), GrammarError>,
+}
+
+impl StaleMask<'_> {
+    /// Finds them. Choices are independent of each other.
+    pub fn find(&mut self) {
+        self.result = self.constrained.constraint.find_allowed();
+        self.constrained.find_allowed(self.vocab_size, self.end_tokens);
     }
 }
 
@@ -173,6 +180,11 @@ impl ActiveRequest {
             pushed == Ok(false)
         };
         let resumed = resumable && tokens.iter().all(&mut continues);
+        let resumed = resumed
+            && self.stale_masks().all(|mut mask| {
+                mask.find();
+                mask.result.is_ok()
+            });
         let text = |event| match event {
             Event::Delta { text, .. } => text,
             Event::Finished { .. } | Event::Failed { .. } => String::new(),
@@ -334,8 +346,7 @@ impl ActiveRequest {
             let stopped = generation.text.push(bytes, may_stop);
             match &mut generation.constrained {
                 Some(constrained) if !stopped => {
-                    let complete = constrained.advance(token, self.vocab_size, &self.end_tokens);
-                    complete.unwrap_or_else(|error| {
+                    constrained.advance(token).unwrap_or_else(|error| {
                         advanced = Err(error);
                         false
                     })
@@ -361,6 +372,22 @@ impl ActiveRequest {
         }
         events.push(Event::Delta { id: self.id, choice, text, tokens, logprobs });
         advanced.map(|()| generation.finish_reason.is_some())
+    }
+
+    /// Returns the choices with tokens that may come next, which are still to be found.
+    pub fn stale_masks(&mut self) -> impl Iterator<Item = StaleMask<'_>> {
+        let Self { id, choices, vocab_size, end_tokens, .. } = self;
+        let (id, vocab_size, end_tokens) = (*id, *vocab_size, &end_tokens[..]);
+        let unfinished = choices.iter_mut().filter(|choice| choice.finish_reason.is_none());
+        let stale = unfinished.filter_map(|choice| choice.constrained.as_mut());
+        let stale = stale.filter(|constrained| constrained.constraint.is_stale());
+        stale.map(move |constrained| StaleMask {
+            id,
+            constrained,
+            vocab_size,
+            end_tokens,
+            result: Ok(()),
+        })
     }
 
     /// Returns whether every choice has finished.

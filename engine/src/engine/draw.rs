@@ -1,8 +1,13 @@
 //! Turns a step's logits into tokens, events and finished requests.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Engine, StepReport};
+use tritmill_grammar::GrammarError;
+
+use super::{
+    Engine, StepReport,
+    active::{ActiveRequest, StaleMask},
+};
 use crate::{
     backend::{Backend as _, Logits, PositionLogits, StepRow},
     request::{FinishReason, RequestError, RequestId},
@@ -35,6 +40,28 @@ impl Engine {
             first += planned.drafts + 1;
         }
         self.logits = logits;
+        self.find_masks(report);
+    }
+
+    /// Finds what may come next in the choices that a grammar describes, on all threads of the backend.
+    fn find_masks(&mut self, report: &mut StepReport) {
+        let stale = self.active.values_mut().flat_map(ActiveRequest::stale_masks);
+        let stale: Vec<Mutex<StaleMask<'_>>> = stale.map(Mutex::new).collect();
+        if stale.is_empty() {
+            return;
+        }
+        self.backend.run_tasks(stale.len(), &|index| {
+            stale[index].lock().unwrap_or_else(PoisonError::into_inner).find()
+        });
+        let failed = stale.into_iter().filter_map(|mask| {
+            let StaleMask { id, result, .. } =
+                mask.into_inner().unwrap_or_else(PoisonError::into_inner);
+            result.err().map(|error| (id, error))
+        });
+        let failed: Vec<(RequestId, GrammarError)> = failed.collect();
+        for (id, error) in failed {
+            self.finish(id, FinishReason::Failed, Some(error.into()), report);
+        }
     }
 
     fn record_drafts(&mut self, planned: &PlannedChunk, accepted: usize) {

@@ -68,13 +68,8 @@ async fn older_schema_is_refused() {
     PostgresStore::connect(&url).await.unwrap();
     PostgresStore::migrate(&url).await.unwrap();
 
-    execute(&server, &format!("DELETE FROM _sqlx_migrations WHERE version > {last}")).await;
+    execute(&server, &format!("DELETE FROM _sqlx_migrations WHERE version >= {last}")).await;
     let found = last - 1;
-    execute(
-        &server,
-        &format!("UPDATE _sqlx_migrations SET version = {found} WHERE version = {last}"),
-    )
-    .await;
     let refused = PostgresStore::connect(&url).await.unwrap_err();
     assert_eq!(cause(refused), SchemaError::Older { found, missing: last });
 }

@@ -85,6 +85,22 @@ fn body(model: &str, question: &str, arguments: &Arguments) -> Value {
     })
 }
 
+/// Returns a format with many items of eight fields.
+fn endless_format() -> Value {
+    let fields = json!({
+        "name": { "type": "string" }, "city": { "type": "string" }, "age": { "type": "integer" },
+        "score": { "type": "number" }, "active": { "type": "boolean" }, "level": { "enum": ["low", "high"] },
+        "tags": { "type": "array", "items": { "type": "string" }, "maxItems": 3 }, "note": { "type": "string" },
+    });
+    let required: Vec<&String> =
+        fields.as_object().into_iter().flatten().map(|(name, _)| name).collect();
+    let item = json!({
+        "type": "object", "properties": fields, "required": required, "additionalProperties": false,
+    });
+    let schema = json!({ "type": "array", "items": item, "minItems": 50 });
+    json!({ "type": "json_schema", "json_schema": { "name": "people", "schema": schema } })
+}
+
 /// Measurements.
 struct Measured {
     /// Latency of every answer, sorted.
@@ -158,7 +174,10 @@ async fn burst(
 ) -> anyhow::Result<Vec<anyhow::Result<Duration>>> {
     let mut requests = JoinSet::new();
     for number in 0..arguments.callers.get() {
-        let body = body(model, &format!("Due in week {number} of round {round}"), arguments);
+        let mut body = body(model, &format!("Due in week {number} of round {round}"), arguments);
+        if arguments.schema {
+            body["response_format"] = endless_format();
+        }
         let url = format!("{}/v1/chat/completions", service.url);
         let request = service.client.request(Method::POST, &url)?.bearer_auth(&service.key);
         let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());

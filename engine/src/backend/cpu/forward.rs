@@ -12,6 +12,10 @@ use crate::{
 };
 
 impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
+    fn run_tasks(&mut self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.pool.run(count, task);
+    }
+
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         let config = self.weights.config();
         positions::check(chunks, config, self.block_count, &mut self.buffers.written)?;
