@@ -7,7 +7,7 @@ use crate::{
     config::ModelConfig,
     kv::{BLOCK_TOKENS, BlockId},
     math,
-    sampling::Largest,
+    sampling::{AllowedTokens, Largest},
 };
 
 /// Checks a step's chunks against a model and a pool of `block_count` KV blocks. `written` is scratch.
@@ -73,6 +73,14 @@ impl<'a> LogitsFor<'a> {
     /// Returns how many tokens a chunk must have.
     fn rows_min(self) -> usize {
         if let Self::Draws(draws) = self { draws.len() } else { 1 }
+    }
+
+    /// Returns what may be drawn from a row of a chunk with these tokens; `None` for every token, and where the draw's first question
+    /// does not depend on it.
+    pub(super) fn allowed(self, row: usize, tokens: &[u32]) -> Option<&'a AllowedTokens> {
+        let Self::Draws(draws) = self else { return None };
+        let draw = &draws[row + draws.len() - tokens.len()];
+        draw.allowed.filter(|_| draw.few_allowed().is_none())
     }
 
     /// Returns the rows of a chunk that logits are requested for, each with what is asked of it first; `None` for all logits.

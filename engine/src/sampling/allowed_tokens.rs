@@ -73,11 +73,6 @@ impl AllowedTokens {
         &self.words
     }
 
-    /// Returns a length that no token of the vocabulary reaches.
-    pub(super) fn end(&self) -> usize {
-        self.words.len() * WORD
-    }
-
     /// Returns the number of tokens that must not be drawn.
     pub fn refused_count(&self) -> usize {
         self.refused

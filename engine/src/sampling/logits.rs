@@ -83,3 +83,29 @@ impl LogitSet for [TokenLogit] {
         false
     }
 }
+
+/// Logits of the tokens that may be drawn, by ascending token. All others have the logit −∞, with which they change no draw.
+#[derive(Debug, Clone)]
+pub struct FewLogits(pub Vec<TokenLogit>);
+
+impl LogitSet for FewLogits {
+    fn logit_mut(&mut self, token: u32) -> Option<&mut f32> {
+        self.0[..].logit_mut(token)
+    }
+
+    fn refuse(&mut self, allowed: &AllowedTokens) {
+        self.0[..].refuse(allowed);
+    }
+
+    fn entries(&self) -> impl Iterator<Item = TokenLogit> {
+        self.0.iter().copied()
+    }
+
+    fn entry_count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn is_whole(&self) -> bool {
+        true
+    }
+}

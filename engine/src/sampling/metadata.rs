@@ -81,8 +81,10 @@ impl<'a> RowMetadata<'a> {
                 Largest { within: within as f32, ..Largest::logits(1) }
             }
         };
+        let refused = self.allowed.map_or(0, AllowedTokens::refused_count);
         let count = largest.count.saturating_add(self.changed_max());
-        Largest { count, others_follow: largest.others_follow || self.raises(), ..largest }
+        let others_follow = largest.others_follow || self.raises();
+        Largest { count, refused, others_follow, ..largest }
     }
 
     /// Returns what the draw asks a row for first that answers further questions: where few tokens are allowed, next to nothing, and then

@@ -18,6 +18,8 @@ pub struct TokenLogit {
 pub struct Largest {
     /// At least this many tokens, with all that equal the last of these.
     pub count: usize,
+    /// How many of `count` are only because these tokens must not be drawn: a backend that leaves those out looks for fewer.
+    pub refused: usize,
     /// Further tokens: those with a value at most this much below.
     pub within: f32,
     /// Added to the logits.
@@ -29,7 +31,13 @@ pub struct Largest {
 impl Largest {
     /// The tokens with the `count` largest logits.
     pub const fn logits(count: usize) -> Self {
-        Self { count, within: 0.0, noise: None, others_follow: false }
+        Self { count, refused: 0, within: 0.0, noise: None, others_follow: false }
+    }
+
+    /// Returns the question to the tokens that may be drawn alone.
+    #[must_use]
+    pub const fn of_allowed(self) -> Self {
+        Self { count: self.count - self.refused, refused: 0, ..self }
     }
 }
 

@@ -3,9 +3,9 @@
 use std::borrow::BorrowMut;
 
 use super::{
-    AllowedTokens, Distribution, LogitsRow, Logprobs, Remainder, RowMetadata, Threshold,
-    TokenLogit, gumbel, logit_bias,
-    logits::LogitSet,
+    Distribution, LogitsRow, Logprobs, Remainder, RowMetadata, Threshold, TokenLogit, gumbel,
+    logit_bias,
+    logits::{FewLogits, LogitSet},
     top_k_top_p::{self, Candidate, Filtered},
 };
 
@@ -56,8 +56,6 @@ pub struct Scratch {
     filters: top_k_top_p::Scratch,
     some: Vec<TokenLogit>,
     raised: Vec<u32>,
-    /// Logits of few allowed tokens, and −∞ for all others. // (vocab,)
-    few: Vec<f32>,
 }
 
 /// What is known of the tokens of a position besides some logits.
@@ -124,22 +122,16 @@ fn sample_few<R: LogitsRow + ?Sized>(
     metadata: &RowMetadata<'_>,
     scratch: &mut Scratch,
 ) -> Result<Drawn, DrawError<R::Error>> {
-    let mut some = std::mem::take(&mut scratch.some);
-    let mut few = std::mem::take(&mut scratch.few);
-    some.clear();
-    let asked = row.logits_of(tokens, &mut some);
-    few.clear();
-    few.resize(metadata.allowed.map_or(0, AllowedTokens::end), f32::NEG_INFINITY);
-    some.iter().for_each(|TokenLogit { id, logit }| few[*id as usize] = *logit);
-    scratch.some = some;
-    let drawn = match asked {
+    let mut few = FewLogits(std::mem::take(&mut scratch.some));
+    few.0.clear();
+    let drawn = match row.logits_of(tokens, &mut few.0) {
         Ok(()) => {
             let metadata = RowMetadata { allowed: None, ..*metadata };
-            draw(&mut few[..], &metadata, None, None, scratch).map_err(DrawError::from)
+            draw(&mut few, &metadata, None, None, scratch).map_err(DrawError::from)
         }
         Err(error) => Err(DrawError::Row(error)),
     };
-    scratch.few = few;
+    scratch.some = few.0;
     match drawn? {
         Decision::Made(drawn) => Ok(drawn),
         Decision::Open { .. } => unreachable!("all logits decide every draw"),

@@ -18,7 +18,7 @@ use crate::{
         self, Digits, GroupShape,
         float::{KvElement, Values},
     },
-    sampling::{Largest, Remainder, Threshold, TokenLogit},
+    sampling::{AllowedTokens, Largest, Remainder, Threshold, TokenLogit},
 };
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
@@ -31,13 +31,17 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             &mut self.buffers;
         head_rows.clear();
         questions.clear();
+        // Takes memory only for answers that a grammar describes.
+        let mut allowed: Vec<(usize, &AllowedTokens)> = Vec::new();
         let mut first = 0;
         for chunk in chunks {
             let last = first + chunk.tokens.len();
             let pays =
                 |question: &Largest| head.screen().is_some_and(|s| s.pays_for(question.count));
             for (row, question) in chunk.logits.wanted(first..last) {
-                let question = question.filter(pays);
+                let question = question.map(Largest::of_allowed).filter(pays);
+                let mask = question.and_then(|_| chunk.logits.allowed(row - first, chunk.tokens));
+                allowed.extend(mask.map(|mask| (questions.len(), mask)));
                 let all = question.is_none();
                 let place = if all { head_rows.len() - questions.len() } else { questions.len() };
                 head_rows.push(HeadRow { row, all, place });
@@ -62,7 +66,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         logits.lay_out(head_rows.iter().map(|row| row.all));
         if let Some(screen) = head.screen() {
             let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
-            let input = ScreenInput { head, kernels, isa, xs, questions };
+            let allowed = &allowed[..];
+            let input = ScreenInput { head, kernels, isa, xs, questions, allowed };
             let kept = logits.keep(questions.iter().map(|question| question.others_follow));
             screen.largest(&input, kept, &mut self.pool, &mut self.screen_state);
             logits.set_largest(self.screen_state.found());
@@ -81,7 +86,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (head, kernels) = (&weights.head, self.kernels);
         let screen = head.screen()?;
         let questions = &[Largest::logits(1)];
-        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, questions };
+        let (isa, xs, allowed) = (self.isa, kept.hidden, &[][..]);
+        let input = ScreenInput { head, kernels, isa, xs, questions, allowed };
         let rest =
             screen.at_least(&input, kept, threshold, &mut self.pool, &mut self.screen_state)?;
         found.clear();
@@ -100,7 +106,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (head, kernels) = (&weights.head, self.kernels);
         let screen = head.screen().expect("positions are kept by screens only");
         let questions = &[Largest::logits(1)];
-        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, questions };
+        let (isa, xs, allowed) = (self.isa, kept.hidden, &[][..]);
+        let input = ScreenInput { head, kernels, isa, xs, questions, allowed };
         screen.logits_of(&input, tokens, &mut self.pool, &mut self.screen_state);
         found.extend(self.screen_state.found().flatten());
     }

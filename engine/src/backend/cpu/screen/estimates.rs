@@ -13,7 +13,7 @@ use crate::{
         float::FloatKernels,
         screen::{self, Bounds, DigitRow, Digits, Products, RangeNoise},
     },
-    sampling::{GumbelNoise, Largest},
+    sampling::{AllowedTokens, GumbelNoise, Largest},
 };
 
 /// More than the relative rounding of noise to f32, and of its sum with a logit.
@@ -35,6 +35,8 @@ pub struct ScreenInput<'a> {
     pub xs: &'a [f32],
     /// The tokens to find for each row. // (rows,)
     pub questions: &'a [Largest],
+    /// What may be found for some of the rows, in ascending order; every token for the others.
+    pub allowed: &'a [(usize, &'a AllowedTokens)],
 }
 
 /// Estimates logits and bounds their errors.
@@ -83,6 +85,10 @@ impl<'a> Estimates<'a> {
             positions.clear();
             positions.reserve(count);
             input.kernels.select_candidates(&bounds, of_range, threshold, estimates, positions);
+            if let Ok(place) = input.allowed.binary_search_by_key(&row, |(row, _)| *row) {
+                let (_, allowed) = input.allowed[place];
+                positions.retain(|j| allowed.contains((range.start + j) as u32));
+            }
             candidates.clear();
             candidates.reserve(count);
             let refined = positions.iter().map(|&j| {

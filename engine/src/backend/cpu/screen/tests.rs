@@ -9,7 +9,7 @@ use crate::{
     backend::Logits,
     files::{Dense, DenseType},
     kernels::{Isa, float::FloatKernels, screen::six},
-    sampling::{GumbelNoise, LogitsRow as _, Remainder, Threshold},
+    sampling::{AllowedTokens, GumbelNoise, LogitsRow as _, Remainder, Threshold},
 };
 
 const VOCAB: usize = 700;
@@ -52,7 +52,7 @@ fn found(
     for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(vocab)) {
         head.logits(kernels, 0, vocab, x, &mut scratch, logits);
     }
-    let input = ScreenInput { head: &head, kernels, isa, xs, questions };
+    let input = ScreenInput { head: &head, kernels, isa, xs, questions, allowed: &[] };
     let screen = head.screen().expect("the vocabulary is large enough");
     let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
     let mut logits = Logits::default();
@@ -86,7 +86,7 @@ fn logits_of_given_tokens_are_those_of_the_whole_head() {
         let mut whole = vec![0.0; VOCAB];
         head.logits(kernels, 0, VOCAB, &x, &mut Vec::new(), &mut whole);
         let questions = &[Largest::logits(1)];
-        let input = ScreenInput { head: &head, kernels, isa, xs: &x, questions };
+        let input = ScreenInput { head: &head, kernels, isa, xs: &x, questions, allowed: &[] };
         let screen = head.screen().expect("the vocabulary is large enough");
         let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
         for tokens in [&spread, &close] {
@@ -290,4 +290,40 @@ fn small_vocabularies_and_wide_rows_are_not_screened() {
     assert!(can(512, screen::LEN_MAX));
     assert!(!can(511, screen::LEN_MAX), "the whole head is fast enough");
     assert!(!can(512, screen::LEN_MAX + 1), "sums could overflow");
+}
+
+#[test]
+fn largest_of_the_tokens_that_may_be_drawn_are_found() {
+    const COUNT: usize = 5;
+    let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
+    let xs: Vec<f32> = (0..2 * WIDTH).map(|i| wave(i + 31)).collect();
+    for isa in isas() {
+        let kernels = FloatKernels::for_isa(isa).expect("the ISA is available");
+        let head = head(&weights, HeadMode::Exact);
+        let mut whole = vec![0.0; VOCAB];
+        head.logits(kernels, 0, VOCAB, &xs[WIDTH..], &mut Vec::new(), &mut whole);
+        let mut descending: Vec<u32> = (0..VOCAB as u32).collect();
+        descending.sort_by(|a, b| whole[*b as usize].total_cmp(&whole[*a as usize]));
+        // The largest of all are refused, and every third of the others.
+        let refused = descending.iter().copied().take(40).chain((0..VOCAB as u32).step_by(3));
+        let refused: Vec<u32> = refused.collect();
+        let mask = AllowedTokens::all_but(VOCAB, refused.iter().copied());
+        let question = Largest { refused: refused.len(), ..Largest::logits(COUNT + refused.len()) };
+        let questions = [Largest::logits(1), question.of_allowed()];
+        let allowed = &[(1, &mask)][..];
+        let input =
+            ScreenInput { head: &head, kernels, isa, xs: &xs, questions: &questions, allowed };
+        let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
+        let mut logits = Logits::default();
+        logits.clear(VOCAB);
+        logits.lay_out([false, false]);
+        let kept = logits.keep([false, false]);
+        head.screen().expect("it is large enough").largest(&input, kept, &mut pool, &mut state);
+        let found: Vec<u32> =
+            state.found().nth(1).expect("two rows").iter().map(|t| t.id).collect();
+        let expected = descending.iter().filter(|token| mask.contains(**token)).take(COUNT);
+        assert!(expected.into_iter().all(|token| found.contains(token)), "{isa}: {found:?}");
+        assert!(found.iter().all(|token| mask.contains(*token)), "{isa}: {found:?}");
+        assert!(found.len() < 200, "{isa}: {}", found.len());
+    }
 }
