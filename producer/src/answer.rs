@@ -186,6 +186,8 @@ pub fn usage(completion: &Completion) -> Value {
     let mut usage = line_usage(completion);
     let cached = completion.usage.cached_tokens;
     usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });
+    let reasoning = completion.usage.reasoning_tokens;
+    usage["completion_tokens_details"] = json!({ "reasoning_tokens": reasoning });
     usage
 }
 

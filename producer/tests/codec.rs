@@ -242,7 +242,12 @@ fn completion() -> Outcome {
             logprobs: Some(vec![token("é".as_bytes(), vec![top]), token(b"!", vec![])]),
             ..Choice::new(0, "hé", FinishReason::Length)
         }],
-        usage: Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 0 },
+        usage: Usage {
+            prompt_tokens: 3,
+            completion_tokens: 2,
+            cached_tokens: 0,
+            reasoning_tokens: 0,
+        },
         tokenized: None,
     })
 }

@@ -69,7 +69,12 @@ fn outcome() -> Outcome {
             logprobs: Some(vec![logprob]),
             ..Choice::new(0, "Because.", FinishReason::Stop)
         }],
-        usage: Usage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: 0 },
+        usage: Usage {
+            prompt_tokens: 12,
+            completion_tokens: 3,
+            cached_tokens: 0,
+            reasoning_tokens: 0,
+        },
         tokenized: None,
     })
 }
@@ -168,12 +173,15 @@ fn readers_ignore_unknown_fields() {
     struct Later {
         prompt_tokens: u64,
         completion_tokens: u64,
-        reasoning_tokens: u64,
+        audio_tokens: u64,
     }
-    let later = Later { prompt_tokens: 1, completion_tokens: 2, reasoning_tokens: 3 };
+    let later = Later { prompt_tokens: 1, completion_tokens: 2, audio_tokens: 3 };
     let usage: Usage = decode(&encode(&later)).unwrap();
     // Fields that are not written have defaults.
-    assert_eq!(usage, Usage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: 0 });
+    assert_eq!(
+        usage,
+        Usage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: 0, reasoning_tokens: 0 }
+    );
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {

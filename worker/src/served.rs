@@ -160,6 +160,13 @@ impl ServedModel {
         (most.max(1), if most >= context { LengthLimit::Context } else { limit })
     }
 
+    /// Returns the length in bytes of a token's text in an answer.
+    pub(crate) fn text_length(&self, token: u32) -> usize {
+        let tokenizer = self.model.tokenizer();
+        let is_shown = !tokenizer.is_special(token);
+        tokenizer.token_bytes(token).filter(|_| is_shown).map_or(0, <[u8]>::len)
+    }
+
     /// Returns the tokens of a prompt.
     pub(crate) fn tokenize(
         &self,

@@ -183,6 +183,11 @@ fn finished(served: &ServedModel, expected: &Expected, output: Output) -> Option
         prompt_tokens: output.prompt_tokens as u64,
         completion_tokens: output.completion_tokens as u64,
         cached_tokens: output.cached_tokens as u64,
+        reasoning_tokens: output
+            .choices
+            .iter()
+            .map(|c| reasoning_tokens(served, expected, c))
+            .sum(),
     };
     let choices = output.choices.into_iter().map(|choice| divided(expected, choice)).collect();
     Some(Outcome::Completed(Completion {
@@ -192,6 +197,18 @@ fn finished(served: &ServedModel, expected: &Expected, output: Output) -> Option
         usage,
         tokenized: None,
     }))
+}
+
+/// Returns how many tokens of a choice are of what the model thought, the tags included.
+fn reasoning_tokens(served: &ServedModel, expected: &Expected, choice: &EngineChoice) -> u64 {
+    let end = expected.layout.reasoning_end(&choice.text);
+    let mut length = 0;
+    let is_reasoning = |token: &&u32| {
+        let before = length;
+        length += served.text_length(**token);
+        before < end
+    };
+    choice.tokens.iter().take_while(is_reasoning).count() as u64
 }
 
 /// Divides the text of a choice into what the model thinks, says and calls.

@@ -270,6 +270,14 @@ pub(crate) struct Usage {
     completion_tokens: u64,
     total_tokens: u64,
     prompt_tokens_details: PromptTokensDetails,
+    completion_tokens_details: CompletionTokensDetails,
+}
+
+/// What of an answer was not its text.
+#[derive(ToSchema)]
+pub(crate) struct CompletionTokensDetails {
+    /// Tokens of what the model thought.
+    reasoning_tokens: u64,
 }
 
 /// What of a prompt was not computed.

@@ -37,6 +37,13 @@ impl AnswerLayout {
         self.is_thinking.then_some(THINK_END).into_iter().collect()
     }
 
+    /// Returns where in a complete text what the model thinks ends; 0 if it does not think.
+    pub fn reasoning_end(&self, text: &str) -> usize {
+        let thinks = self.is_thinking || self.may_think && text.trim_start().starts_with(THINK);
+        let end = text.find(THINK_END).map_or(text.len(), |at| at + THINK_END.len());
+        if thinks { end } else { 0 }
+    }
+
     /// Divides a complete text.
     pub fn divide(&self, text: &str) -> Vec<Piece> {
         let mut parser = AnswerParser::new(self.clone());
@@ -386,6 +393,8 @@ mod tests {
         let layout = AnswerLayout { may_think: true, ..AnswerLayout::default() };
         let text = "\n<think>\nso </thin\n\n</think>\n\n ok\n";
         check(&layout, text, &[reasoning("so </thin"), content("ok\n")]);
+        assert_eq!(layout.reasoning_end(text), text.find("\n\n ok").expect("its end"));
+        assert_eq!(layout.reasoning_end("ok </think>"), 0);
         check(&layout, "<think>\n\n</think>\n\nok", &[content("ok")]);
         check(&layout, "<think>cut", &[reasoning("cut")]);
         let layout = AnswerLayout { is_thinking: true, ..AnswerLayout::default() };

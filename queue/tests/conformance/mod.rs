@@ -86,7 +86,12 @@ pub fn answer(text: &str) -> Outcome {
         model: "tiny".into(),
         fingerprint: "f".into(),
         choices: vec![Choice::new(0, text, FinishReason::Stop)],
-        usage: Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 0 },
+        usage: Usage {
+            prompt_tokens: 3,
+            completion_tokens: 2,
+            cached_tokens: 0,
+            reasoning_tokens: 0,
+        },
         tokenized: None,
     })
 }

@@ -182,7 +182,12 @@ impl Bench {
             model: self.queue.model.clone(),
             fingerprint: "bench".to_owned(),
             choices: vec![choice],
-            usage: Usage { prompt_tokens: 12, completion_tokens: 6, cached_tokens: 0 },
+            usage: Usage {
+                prompt_tokens: 12,
+                completion_tokens: 6,
+                cached_tokens: 0,
+                reasoning_tokens: 0,
+            },
             tokenized: None,
         })
     }
