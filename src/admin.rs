@@ -161,14 +161,14 @@ pub struct LimitOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP API")]
 pub struct SiteOptions {
-    /// Site whose scripts may call the API, such as https://chat.example; may be given several times; `*` is every site
+    /// Site with scripts that may call the API, such as https://chat.example; may be given several times; `*` is every site
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     cors_origin: Vec<CrossOrigin>,
     /// URL under which clients reach the service, such as https://llm.example. With https, cookies and browsers are held to
     /// it
     #[arg(long, value_name = "URL")]
     public_url: Option<WebOrigin>,
-    /// Proxy, or a network of proxies, whose Forwarded or X-Forwarded-For and -Proto headers are believed; may be given
+    /// Proxy, or a network of proxies, to believe the Forwarded or X-Forwarded-For and -Proto headers of; may be given
     /// several times
     #[arg(long, value_name = "NETWORK", value_delimiter = ',')]
     trusted_proxy: Vec<Network>,

@@ -99,7 +99,7 @@ document.addEventListener('pointerup', (event) => {
   drag = null;
   box.remove();
   const [from, to] = [begin.at, under(svg, event).at].sort((one, other) => one - other);
-  // A click is no range.
+  // A click selects nothing.
   if (to - from < (svg.dataset.to - svg.dataset.from) / 50) return;
   const minute = (at) => new Date(at * 60_000).toISOString().slice(0, 16);
   const query = new URLSearchParams(location.search);

@@ -17,7 +17,7 @@ use crate::{refusals::Limit, shown_errors, store::KeyRole};
 
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
-/// `Retry-After` when there is no memory for a body.
+/// `Retry-After` when the memory for bodies is used up.
 const MEMORY_RETRY: Duration = Duration::from_secs(1);
 const INVALID: &str = "invalid_request_error";
 /// Tells OpenAI's clients whether to send the request again. Without it they repeat all of 408, 409, 429 and 5xx.

@@ -33,7 +33,7 @@ fn prompt(prompt: &Prompt) -> Value {
         Prompt::Text(text) | Prompt::Question(text) => json!(text),
         Prompt::Tokens(tokens) => json!(tokens),
         Prompt::Several(parts) => parts.iter().map(self::prompt).collect(),
-        // A conversation is no part of another prompt.
+        // A conversation never is part of another prompt.
         Prompt::Messages(conversation) => conversation.messages.iter().map(message).collect(),
     }
 }

@@ -65,6 +65,6 @@ mod tests {
             assert!(uses.is_due(Uuid::from_u128(key), now + EVERY));
         }
         assert!(uses.is_due(Uuid::max(), now + EVERY), "the second key made room");
-        assert!(!uses.is_due(Uuid::from_u128(2), now + EVERY), "there is no room");
+        assert!(!uses.is_due(Uuid::from_u128(2), now + EVERY), "all room is taken");
     }
 }

@@ -41,7 +41,7 @@ impl FromStr for WebOrigin {
     }
 }
 
-/// Sites whose scripts may call the API.
+/// Sites with scripts that may call the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CrossOrigin {
     /// Every site.
@@ -63,7 +63,7 @@ impl FromStr for CrossOrigin {
 pub struct Site {
     /// URL under which clients reach the service; `None` if only its own address is known.
     pub public_url: Option<WebOrigin>,
-    /// Sites whose scripts may call the API.
+    /// Sites with scripts that may call the API.
     pub cross_origins: Vec<CrossOrigin>,
     /// Proxies that say for which client they forward a request.
     pub proxies: Proxies,

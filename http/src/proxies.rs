@@ -77,7 +77,7 @@ impl Proxies {
         Peer { ip: ip.unwrap_or(peer.ip), is_secure }
     }
 
-    /// Returns the last address of a list that is not a trusted proxy. What precedes a text that is no address was not
+    /// Returns the last address of a list that is not a trusted proxy. What precedes a text other than an address was not
     /// written by a trusted proxy.
     fn last_stranger<'a>(&self, list: impl DoubleEndedIterator<Item = &'a str>) -> Option<IpAddr> {
         let mut found = None;

@@ -79,7 +79,7 @@ impl Held {
         let wanted = received.max(declared.min(DECLARED_BYTES_MAX) as usize);
         let wanted = if part.is_upload { wanted.min(UPLOAD_BYTES_MAX) } else { wanted };
         let held = self.permit.lock().as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        // A part is no larger than the read buffer of its connection.
+        // A part is at most as large as the read buffer of its connection.
         let bytes = u32::try_from(wanted.saturating_sub(held)).unwrap_or(u32::MAX);
         if let Ok(permit) = Arc::clone(&self.free_bytes).try_acquire_many_owned(bytes) {
             self.keep(permit);

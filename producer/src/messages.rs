@@ -151,7 +151,7 @@ fn tool_call(path: &str, item: Value) -> Result<ToolCall, FieldError> {
     Ok(ToolCall { id, name, arguments })
 }
 
-/// Takes the arguments of a call: a text, or an object. A text that is no JSON object is a call that was cut.
+/// Takes the arguments of a call: a text, or an object. A text that does not parse as a JSON object is a call that was cut.
 ///
 /// # Errors
 /// The field, if it is neither.

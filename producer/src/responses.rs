@@ -104,7 +104,7 @@ pub fn parse_response(map: Map<String, Value>) -> Result<ResponseRequest, FieldE
     let background = fields.boolean("background")?.unwrap_or(false);
     let store = fields.boolean("store")?.unwrap_or(true);
     if background && !store {
-        let problem = "must be true with background, whose answer is read later";
+        let problem = "must be true with background: the answer is read later";
         return Err(FieldError::new("store", "invalid_value", problem));
     }
     let previous = fields.text("previous_response_id")?;
@@ -211,7 +211,7 @@ fn response_format(format: &mut Fields) -> Result<Value, FieldError> {
     })
 }
 
-/// Takes the tools, whose functions have an object of their own in chat completions.
+/// Takes the tools: in chat completions, their functions have an object of their own.
 fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), FieldError> {
     let nested = |tool: Value| match tool {
         Value::Object(mut function) if !function.contains_key("function") => {

@@ -72,7 +72,7 @@ impl Message {
 /// A call of a tool, by the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// Its name in the conversation; empty in an answer, whose calls are named when they are sent.
+    /// Its name in the conversation; empty in a stored answer: calls are named when they are sent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub id: String,
     /// Name of the function.

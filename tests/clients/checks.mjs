@@ -31,7 +31,7 @@ export function check(name, run) {
     checks.push({ name, run });
 }
 
-/** Returns the error of a call; throws if there is none. */
+/** Returns the error of a call; throws if it succeeds. */
 export async function refused(call) {
     let answer;
     try {

@@ -101,7 +101,7 @@ def one_of(found, wanted, what="value"):
 
 
 def refused(kind, call, param=None, code=None):
-    """Returns the error of a call; fails if there is none, or another one."""
+    """Returns the error of a call; fails if it succeeds, or fails in another way."""
     try:
         answer = call()
     except kind as error:

@@ -30,7 +30,7 @@ pub(super) enum Update {
     Text { choice: u32, part: Part, text: String, logprobs: Vec<TokenLogprob> },
     /// The answer is complete.
     Completed(Completion),
-    /// There is no answer.
+    /// The answer failed.
     Failed(ApiError),
 }
 

@@ -11,7 +11,7 @@ use crate::{
     store::tenants::{TenantAccount, TenantLimits},
 };
 
-/// Whose limits to list.
+/// The tenant to list the limits of.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[serde(default, deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -23,7 +23,7 @@ pub struct Rule {
     role: KeyRole,
 }
 
-/// A text is no rule.
+/// A text that cannot be read as a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct InvalidRule(String);
 

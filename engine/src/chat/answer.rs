@@ -131,7 +131,7 @@ impl AnswerParser {
             }
             Place::Call => add(&mut pieces, Piece::Content, &format!("{BEGIN}{rest}")),
             Place::Json => add(&mut pieces, Piece::Arguments, &rest),
-            // A parameter without its end is none.
+            // A parameter without its end is dropped.
             Place::Tags(_) => {}
         }
         pieces
@@ -244,7 +244,7 @@ impl AnswerParser {
         true
     }
 
-    /// Makes text of what is no call, unless it may still become one.
+    /// Makes text of what cannot be a call, unless it may still become one.
     fn undo_call(&mut self, may_be: bool, pieces: &mut Vec<Piece>) -> bool {
         if may_be {
             return false;
@@ -255,7 +255,7 @@ impl AnswerParser {
     }
 
     fn json(&mut self, pieces: &mut Vec<Piece>) -> bool {
-        // Strings of JSON have no line breaks, so that this is no part of the arguments.
+        // Strings of JSON have no line breaks, so that the arguments end here.
         let close = format!("}}\n{END}");
         let end = self.rest.find(&close);
         let certain = end.unwrap_or_else(|| undecided(&self.rest, &close));
