@@ -3,7 +3,7 @@
 use axum::Json;
 use serde_json::{Map, Value, json};
 use tritmill_client::{Endpoint, Fields, parse_body};
-use tritmill_queue::{Completion, Prompt, Task};
+use tritmill_queue::{Completion, Task};
 
 use super::{
     call::{self, CallContext},
@@ -60,10 +60,10 @@ pub(crate) async fn detokenize(
         );
     }
     fields.put("prompt", tokens);
-    let mut body = parse_body(Endpoint::Completions, fields.rest())?;
-    if !matches!(body.prompt, Prompt::Tokens(_)) {
-        body.prompt = Prompt::Tokens(Vec::new());
-    }
+    let body = parse_body(Endpoint::Completions, fields.rest()).map_err(|mut error| {
+        error.path = error.path.replacen("prompt", "tokens", 1);
+        error
+    })?;
     let asked = Asked { task: Task::Detokenize, body };
     let completion = ask(app, caller, (parent, limit), asked).await?;
     let text = completion.choices.first().map(|choice| choice.text.as_str());

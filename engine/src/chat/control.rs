@@ -106,7 +106,15 @@ impl Marker<'_> {
     }
 
     fn has_name(&self, text: &str) -> bool {
-        self.names.iter().any(|name| text.contains(name.as_str()))
+        // Most names begin with the same character, which most texts lack.
+        let mut missing = None;
+        self.names.iter().any(|name| {
+            let first = name.chars().next();
+            if first.is_some_and(|first| missing != Some(first) && !text.contains(first)) {
+                missing = first;
+            }
+            first != missing && text.contains(name.as_str())
+        })
     }
 
     /// Returns a text with a mark after the first character of each name. A name of one character is replaced.
