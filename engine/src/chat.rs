@@ -24,6 +24,7 @@ mod operators;
 mod string_methods;
 mod text;
 mod text_filters;
+mod thinking;
 mod tokens;
 mod translate;
 
@@ -33,6 +34,7 @@ pub use answer::{AnswerLayout, AnswerParser, Piece};
 pub use calls::{CallSyntax, Calls, Function};
 pub use control::{ConversationError, Encoded, encode};
 pub use conversation::{Content, Message, TemplateOptions, ToolCall};
+pub use thinking::{calls_after_thinking, text_after_thinking};
 
 use self::translate::Reads;
 

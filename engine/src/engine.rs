@@ -8,6 +8,7 @@
 //! `stored` for blocks from disk, and leaves with one `Finished` or `Failed` event.
 
 mod active;
+mod constrained;
 mod drafts;
 mod draw;
 mod fork;

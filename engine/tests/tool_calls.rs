@@ -9,11 +9,12 @@ use std::{path::Path, sync::Arc};
 use serde_json::{Value, json};
 use tritmill_engine::{
     FinishReason, Grammar, Request, SamplingParams,
-    chat::{AnswerLayout, CallSyntax, Calls, Function, Piece},
+    chat::{self, AnswerLayout, CallSyntax, Calls, Function, Piece},
     files::Model,
     generate,
     load::{self, EngineOptions},
 };
+use tritmill_grammar::{Compiler, Word};
 
 fn functions() -> Vec<Function> {
     let function = |name: &str, parameters: Value| Function { name: name.to_owned(), parameters };
@@ -92,4 +93,87 @@ fn drawn_calls_have_arguments_of_their_schemas() {
         }
         assert!(complete >= 6, "{syntax:?}: {complete}");
     }
+}
+
+/// Draws an answer that begins with these bytes, token by token, as far as the grammar allows. Returns the text.
+fn text_after(grammar: &Grammar, first: &str, seed: usize) -> String {
+    grammar.check().unwrap_or_else(|error| panic!("{error}: {grammar:?}"));
+    let words: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
+    let words = words.iter().map(|word| Word::Text(word)).chain([Word::Special]);
+    let compiler = Compiler::new(words, &[256]).unwrap();
+    let mut constraint = compiler.compile(grammar).unwrap();
+    let mut bytes = Vec::new();
+    for place in 0..2000 {
+        if constraint.has_ended() || constraint.allows(256) {
+            break;
+        }
+        let forced = first.as_bytes().get(place).map(|byte| u32::from(*byte));
+        let allowed: Vec<u32> = (0..256).filter(|token| constraint.allows(*token)).collect();
+        // ASCII alone, so that texts end soon.
+        let ascii = allowed.iter().copied().filter(|token| (32..123).contains(token));
+        let ascii: Vec<u32> = ascii.collect();
+        let some = if ascii.is_empty() { &allowed } else { &ascii };
+        let token = forced.unwrap_or_else(|| some[(place * 7919 + seed) % some.len()]);
+        assert!(
+            constraint.allows(token),
+            "{:?} after {:?}",
+            token,
+            String::from_utf8_lossy(&bytes)
+        );
+        constraint.advance(token).unwrap();
+        constraint.find_allowed().unwrap();
+        bytes.push(token as u8);
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn constrained_answers_may_begin_with_thinking_or_not() {
+    let schema = json!({
+        "type": "object", "properties": { "day": { "enum": ["Monday", "Friday"] } },
+        "required": ["day"], "additionalProperties": false,
+    });
+    let choice = Grammar::Choice(vec!["yes".to_owned(), "no".to_owned()]);
+    let calls = Calls { syntax: CallSyntax::Json, functions: functions(), one_call: true };
+    let layout = AnswerLayout {
+        may_think: true,
+        calls: Some(Arc::new(calls.clone())),
+        ..AnswerLayout::default()
+    };
+    let grammars = [
+        (chat::text_after_thinking(&Grammar::of_schema(&schema)), "{"),
+        (chat::text_after_thinking(&choice), "y"),
+        (chat::calls_after_thinking(calls.grammar(false)), "<tool_call>"),
+        (chat::calls_after_thinking(calls.or_text(&Grammar::of_schema(&schema))), "{"),
+    ];
+    for (index, (grammar, begin)) in grammars.iter().enumerate() {
+        for think in ["", "<think>a {\"day\": <b>\n</think>\n\n", "<think></think>"] {
+            let text = text_after(grammar, &format!("{think}{begin}"), index);
+            let pieces = layout.divide(&text);
+            let thought = matches!(&pieces[0], Piece::Reasoning(thought) if !thought.is_empty());
+            assert_eq!(thought, think.contains('a'), "{text:?}");
+            let content: String = pieces
+                .iter()
+                .filter_map(|piece| match piece {
+                    Piece::Content(text) => Some(text.as_str()),
+                    _ => None,
+                })
+                .collect();
+            match index {
+                1 => assert_eq!(content, "yes"),
+                2 => {
+                    assert!(matches!(&pieces[pieces.len() - 1], Piece::Arguments(_)), "{pieces:?}")
+                }
+                _ => {
+                    let value: Value = serde_json::from_str(&content).unwrap();
+                    assert!(
+                        ["Monday", "Friday"].contains(&value["day"].as_str().unwrap()),
+                        "{content}"
+                    );
+                }
+            }
+        }
+    }
+    let expression = Grammar::Regex("a+".to_owned());
+    assert_eq!(chat::text_after_thinking(&expression), expression);
 }

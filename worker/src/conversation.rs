@@ -68,7 +68,9 @@ pub(crate) fn layout(
         let functions = allowed.map(function).collect();
         Arc::new(Calls { syntax, functions, one_call: *one_call })
     });
-    AnswerLayout { may_think, is_thinking, calls }
+    // One that is told not to think gets the end of it.
+    let decides_to_think = may_think && !is_thinking && !prompt.trim_end().ends_with("</think>");
+    AnswerLayout { may_think, is_thinking, decides_to_think, calls }
 }
 
 /// Returns the grammar of an answer, and the texts after which it applies; `None` if any text may come.
@@ -77,14 +79,23 @@ pub(crate) fn grammar(
     conversation: Option<&Conversation>,
     text: Option<&Grammar>,
 ) -> Option<(Grammar, Vec<&'static str>)> {
+    let text_of = |text: &Grammar| match layout.decides_to_think {
+        true => chat::text_after_thinking(text),
+        false => text.clone(),
+    };
+    let calls_of = |calls: Grammar| match layout.decides_to_think {
+        true => chat::calls_after_thinking(calls),
+        false => calls,
+    };
     match (&layout.calls, text) {
-        (None, text) => text.map(|grammar| (grammar.clone(), layout.before_text())),
+        (None, text) => text.map(|text| (text_of(text), layout.before_text())),
         (Some(calls), text) => {
             let is_required = conversation.is_some_and(|c| c.tool_choice.is_required());
             match text.filter(|_| !is_required) {
-                Some(text) => Some((calls.or_text(text), layout.before_text())),
+                Some(text) => Some((calls_of(calls.or_text(text)), layout.before_text())),
                 None => {
                     let grammar = calls.grammar(!is_required);
+                    let grammar = if is_required { calls_of(grammar) } else { grammar };
                     Some((grammar, layout.before_calls(is_required)))
                 }
             }

@@ -89,6 +89,28 @@ impl Constraint {
         !self.before.texts.is_empty()
     }
 
+    /// Returns a copy that tells what may follow tokens that may come, before one of them does. It shares memory with this one, and is
+    /// for the same thread.
+    #[must_use]
+    pub fn look_ahead(&self) -> Self {
+        let Self { before, matcher, allowed, is_stale, ended } = self;
+        let (before, matcher, allowed) = (before.clone(), matcher.clone(), allowed.clone());
+        Self { before, matcher, allowed, is_stale: *is_stale, ended: *ended }
+    }
+
+    /// Takes the tokens that may come next from [`allowed`](Self::allowed) of a copy that has taken the same tokens.
+    pub fn set_allowed(&mut self, allowed: Vec<u32>) {
+        self.allowed = allowed;
+        self.is_stale = false;
+    }
+
+    /// Returns whether a token may come next, once that is [found](Self::find_allowed).
+    pub fn allows(&self, token: u32) -> bool {
+        let (word, bit) = (token / u32::BITS, token % u32::BITS);
+        let word = self.allowed.get(word as usize);
+        self.allows_all() || word.is_some_and(|word| word >> bit & 1 == 1)
+    }
+
     /// Returns the tokens that may come next, end tokens among them where the answer may end: bit `token % 32` of word
     /// `token / 32`. // (vocab / 32, rounded up)
     pub fn allowed(&self) -> &[u32] {

@@ -38,7 +38,14 @@ impl GrammarError {
     pub(crate) fn of_library(error: &impl std::fmt::Display) -> Self {
         const LONGEST: usize = 400;
         let text = format!("{error:#}");
-        let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unusable");
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let first = lines.next().unwrap_or("unusable");
+        // The parser of expressions shows the expression, with a mark, before it says what is wrong.
+        let reason = lines.find_map(|line| line.strip_prefix("error: "));
+        let line = match reason.filter(|_| first.ends_with(':')) {
+            Some(reason) => format!("{first} {reason}"),
+            None => first.to_owned(),
+        };
         Self(line.chars().take(LONGEST).collect())
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     config::ModelConfig,
     kv::{BLOCK_TOKENS, BlockId},
     math,
-    sampling::{AllowedTokens, Largest},
+    sampling::{AllowedTokens, FirstQuestion},
 };
 
 /// Checks a step's chunks against a model and a pool of `block_count` KV blocks. `written` is scratch.
@@ -75,19 +75,18 @@ impl<'a> LogitsFor<'a> {
         if let Self::Draws(draws) = self { draws.len() } else { 1 }
     }
 
-    /// Returns what may be drawn from a row of a chunk with these tokens; `None` for every token, and where the draw's first question
-    /// does not depend on it.
+    /// Returns what may be drawn from a row of a chunk with these tokens; `None` for every token.
     pub(super) fn allowed(self, row: usize, tokens: &[u32]) -> Option<&'a AllowedTokens> {
         let Self::Draws(draws) = self else { return None };
         let draw = &draws[row + draws.len() - tokens.len()];
-        draw.allowed.filter(|_| draw.few_allowed().is_none())
+        draw.allowed
     }
 
-    /// Returns the rows of a chunk that logits are requested for, each with what is asked of it first; `None` for all logits.
+    /// Returns the rows of a chunk that logits are requested for, each with what is asked of it first.
     pub(super) fn wanted(
         self,
         rows: Range<usize>,
-    ) -> impl Iterator<Item = (usize, Option<Largest>)> + 'a {
+    ) -> impl Iterator<Item = (usize, FirstQuestion<'a>)> + 'a {
         let last = rows.end;
         let first = match self {
             Self::Nothing => last,
@@ -96,12 +95,9 @@ impl<'a> LogitsFor<'a> {
             Self::Draws(draws) => last - draws.len(),
         };
         (first..last).map(move |row| match self {
-            Self::Largest(largest) => (row, Some(largest)),
-            Self::Draws(draws) => {
-                let draw = &draws[row - first];
-                (row, (!draw.needs_all(false)).then(|| draw.first_question()))
-            }
-            Self::Nothing | Self::Last | Self::All => (row, None),
+            Self::Largest(largest) => (row, FirstQuestion::Largest(largest)),
+            Self::Draws(draws) => (row, draws[row - first].first_question()),
+            Self::Nothing | Self::Last | Self::All => (row, FirstQuestion::All),
         })
     }
 }

@@ -41,6 +41,11 @@ impl<'a> StepRow<'a> {
     }
 }
 
+/// Returns whether a list has these tokens.
+fn lists(found: &[TokenLogit], tokens: &[u32]) -> bool {
+    found.iter().map(|found| &found.id).eq(tokens)
+}
+
 /// Why a row can be asked further: its [first question](Largest::others_follow) said so.
 const KEPT: &str = "the first question announced others";
 
@@ -51,8 +56,11 @@ impl LogitsRow for StepRow<'_> {
         matches!(self, Self::Whole(_))
     }
 
-    fn answers_further(&self) -> bool {
-        matches!(self, Self::Whole(_) | Self::Screened { further: Some(_), .. })
+    fn has_found(&self, tokens: &[u32]) -> bool {
+        match self {
+            Self::Whole(_) => true,
+            Self::Screened { found, .. } => lists(found, tokens),
+        }
     }
 
     fn largest(&mut self, _: &Largest, found: &mut Vec<TokenLogit>) -> Result<(), StepError> {
@@ -82,6 +90,10 @@ impl LogitsRow for StepRow<'_> {
         match self {
             Self::Whole(all) => {
                 found.extend(tokens.iter().map(|&id| TokenLogit { id, logit: all[id as usize] }));
+                Ok(())
+            }
+            Self::Screened { found: of_step, .. } if lists(of_step, tokens) => {
+                found.extend_from_slice(of_step);
                 Ok(())
             }
             Self::Screened { further, .. } => {

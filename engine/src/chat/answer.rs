@@ -21,6 +21,8 @@ pub struct AnswerLayout {
     pub may_think: bool,
     /// Whether the prompt ends with the tag that thinking begins with.
     pub is_thinking: bool,
+    /// Whether the prompt leaves it to the model to begin with thinking.
+    pub decides_to_think: bool,
     /// The calls that it may make.
     pub calls: Option<Arc<Calls>>,
 }
@@ -335,7 +337,7 @@ mod tests {
         }, "required": ["city"] });
         let functions = vec![Function { name: "weather".to_owned(), parameters }];
         let calls = Some(Arc::new(Calls { syntax, functions, one_call: false }));
-        AnswerLayout { may_think: true, is_thinking: false, calls }
+        AnswerLayout { may_think: true, calls, ..AnswerLayout::default() }
     }
 
     /// The pieces with those of the same part joined.

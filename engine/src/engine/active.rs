@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use tritmill_grammar::{Constraint, GrammarError};
+use tritmill_grammar::GrammarError;
 
 use super::{
+    constrained::Constrained,
     drafts::{self, Chances, Drafts},
     report::DeltaBuffers,
 };
@@ -21,42 +22,6 @@ const RESERVED_TOKENS_MAX: usize = 4096;
 /// Bytes of text that there is room for per token; long texts get more room when they need it.
 const TOKEN_BYTES: usize = 6;
 
-/// What a choice must match, and the tokens that may come next.
-#[derive(Debug, Clone)]
-struct Constrained {
-    constraint: Constraint,
-    /// `None` if every token may come.
-    allowed: Option<AllowedTokens>,
-    /// The same without end tokens, before `min_tokens`; `None` if nothing else may come.
-    before_end: Option<AllowedTokens>,
-}
-
-impl Constrained {
-    fn new(constraint: Constraint, vocab_size: usize, end_tokens: &[u32]) -> Self {
-        let mut constrained = Self { constraint, allowed: None, before_end: None };
-        constrained.find_allowed(vocab_size, end_tokens);
-        constrained
-    }
-
-    fn find_allowed(&mut self, vocab_size: usize, end_tokens: &[u32]) {
-        self.allowed = None;
-        if self.constraint.allows_all() {
-            let ends = end_tokens.iter().copied();
-            self.before_end = Some(AllowedTokens::all_but(vocab_size, ends));
-        } else {
-            let allowed = AllowedTokens::of_mask(self.constraint.allowed(), vocab_size);
-            self.before_end = allowed.without(vocab_size, end_tokens);
-            self.allowed = Some(allowed);
-        }
-    }
-
-    /// Takes the next token; what may follow is found later. Returns whether the answer is complete.
-    fn advance(&mut self, token: u32) -> Result<bool, GrammarError> {
-        self.constraint.advance(token)?;
-        Ok(self.constraint.has_ended())
-    }
-}
-
 /// A choice with tokens that may come next, which are still to be found.
 pub(super) struct StaleMask<'a> {
     pub id: RequestId,
@@ -70,7 +35,7 @@ impl StaleMask<'_> {
     /// Finds them. Choices are independent of each other.
     pub fn find(&mut self) {
         self.result = self.constrained.constraint.find_allowed();
-        self.constrained.find_allowed(self.vocab_size, self.end_tokens);
+        self.constrained.find_masks(self.vocab_size, self.end_tokens);
     }
 }
 
@@ -237,10 +202,7 @@ impl ActiveRequest {
         let generation = &self.choices[choice as usize];
         let is_early = generation.tokens.len() + drafts.len() < self.sampling.min_tokens;
         let allowed = match &generation.constrained {
-            // Before `min_tokens` only if anything but the end may come.
-            Some(Constrained { allowed, before_end, .. }) => {
-                before_end.as_ref().filter(|_| is_early).or(allowed.as_ref())
-            }
+            Some(constrained) => constrained.masks(drafts.len()).allowed(is_early),
             None => self.before_end.as_ref().filter(|_| is_early),
         };
         RowMetadata {
@@ -255,7 +217,7 @@ impl ActiveRequest {
     }
 
     /// Proposes tokens that may follow `tokens` of a choice, up to `most`: none if its draws need all logits, which a backend that
-    /// draws does not, or if a grammar says what may come only after the token before.
+    /// draws does not. Of a choice that a grammar describes, these are tokens that it allows, and those that must come.
     pub fn propose(
         &mut self,
         choice: u32,
@@ -268,16 +230,19 @@ impl ActiveRequest {
         let Generation { tokens: generated, chances, .. } = &self.choices[choice as usize];
         // The last token needs none after it.
         let most = most.min(self.max_tokens.saturating_sub(generated.len() + 1));
-        let is_constrained = self.choices[choice as usize].constrained.is_some();
-        if most == 0
-            || is_constrained
-            || self.metadata(choice, position, &[]).needs_all(backend_draws)
-        {
+        if most == 0 || self.metadata(choice, position, &[]).needs_all(backend_draws) {
             return;
         }
         let matched = drafts.propose(&self.root, chances, tokens, most, proposed);
+        let (vocab_size, end_tokens) = (self.vocab_size, &self.end_tokens[..]);
         let generation = &mut self.choices[choice as usize];
         generation.matched = matched;
+        if let Some(constrained) = &mut generation.constrained {
+            drafts.look_ahead(|until| {
+                constrained.look_ahead(proposed, most, (vocab_size, end_tokens), until);
+            });
+            constrained.write_ahead(most, proposed);
+        }
         if proposed.is_empty() {
             drafts.record(&mut generation.chances, matched, 0, 0);
         }

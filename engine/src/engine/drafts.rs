@@ -23,12 +23,17 @@ pub(super) use acceptance::Chances;
 use answers::Answers;
 use times::StepTimes;
 
+use std::time::{Duration, Instant};
+
 use crate::kv::BlockHash;
 
 /// Longest match of the newest tokens that is looked for.
 const MATCH_MAX: usize = 8;
 /// Shortest match that drafts follow from.
 const MATCH_MIN: usize = 2;
+
+/// Time of a step for what grammars allow after drafts. Most take some microseconds.
+const LOOK_AHEAD_TIME: Duration = Duration::from_millis(1);
 
 /// Tokens at the end of a prompt that are kept with its answer, so that the first tokens of answers are found.
 pub(super) const PROMPT_TOKENS: usize = answers::KEY;
@@ -52,12 +57,22 @@ pub(super) struct Drafts {
     rows: usize,
     /// Tokens that it is expected to yield, prefill included.
     yields: f64,
+    /// What is left in the step of the time to look ahead in grammars.
+    time: Duration,
 }
 
 impl Drafts {
     /// Starts a step in which this many sequences decode.
     pub fn begin(&mut self, decodes: usize) {
         (self.rows, self.yields) = (decodes, decodes as f64);
+        self.time = LOOK_AHEAD_TIME;
+    }
+
+    /// Looks ahead in a grammar, until the time for that is over.
+    pub fn look_ahead(&mut self, look: impl FnOnce(Instant)) {
+        let began = Instant::now();
+        look(began + self.time);
+        self.time = self.time.saturating_sub(began.elapsed());
     }
 
     /// Appends up to `most` tokens that may follow `tokens`. Returns the length of the match that they follow from.

@@ -51,8 +51,9 @@ impl Engine {
                 .pace
                 .limits(self.scheduler.decoding(Some(true)), self.scheduler.decoding(Some(false)));
         }
-        if report.limits == StepLimits::default() {
-            self.propose_drafts();
+        match report.limits == StepLimits::default() {
+            true => self.propose_drafts(),
+            false => self.scheduler.propose(|_, _, _| {}),
         }
         let (mut plan, mut copied) = (std::mem::take(&mut self.plan), Ok(()));
         self.scheduler.plan(report.limits, &mut plan, |from, to| {

@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::{AllowedTokens, GumbelNoise, Largest, SamplingParams, TokenCounts, penalties};
+use super::{
+    AllowedTokens, FirstQuestion, GumbelNoise, Largest, SamplingParams, TokenCounts, penalties,
+};
 use crate::math;
 
 /// Factor greater than the roundings of a distance between logits, to f32 included.
@@ -87,12 +89,12 @@ impl<'a> RowMetadata<'a> {
         Largest { count, refused, others_follow, ..largest }
     }
 
-    /// Returns what the draw asks a row for first that answers further questions: where few tokens are allowed, next to nothing, and then
-    /// the logits of these.
-    pub fn first_question(&self) -> Largest {
+    /// Returns what the draw asks for first of a backend that does not report distributions.
+    pub fn first_question(&self) -> FirstQuestion<'a> {
         match self.few_allowed() {
-            Some(_) => Largest { others_follow: true, ..Largest::logits(1) },
-            None => self.largest(),
+            _ if self.needs_all(false) => FirstQuestion::All,
+            Some(tokens) => FirstQuestion::Tokens(tokens),
+            None => FirstQuestion::Largest(self.largest()),
         }
     }
 

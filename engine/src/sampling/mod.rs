@@ -38,7 +38,7 @@ pub use logprobs::{Distribution, Logprobs};
 pub use metadata::{RowMetadata, SamplingMetadata};
 pub use params::{InvalidParam, SamplingParams};
 pub use penalties::TokenCounts;
-pub use row::{Largest, LogitsRow, Remainder, Threshold, TokenLogit};
+pub use row::{FirstQuestion, Largest, LogitsRow, Remainder, Threshold, TokenLogit};
 pub use sampler::{DrawError, Drawn, SampleError, Scratch, sample};
 
 /// Version of the definition of a draw, for numerics classes.

@@ -28,6 +28,17 @@ pub struct Largest {
     pub others_follow: bool,
 }
 
+/// What a draw asks of a row first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum FirstQuestion<'a> {
+    /// All logits.
+    All,
+    /// Some of the largest.
+    Largest(Largest),
+    /// Those of these tokens, in ascending order: nothing else may be drawn.
+    Tokens(&'a [u32]),
+}
+
 impl Largest {
     /// The tokens with the `count` largest logits.
     pub const fn logits(count: usize) -> Self {
@@ -69,8 +80,9 @@ pub trait LogitsRow {
     /// Returns whether [`all`](Self::all) takes no time, so that nothing else needs to be asked.
     fn is_whole(&self) -> bool;
 
-    /// Returns whether the row answers further questions than the first.
-    fn answers_further(&self) -> bool;
+    /// Returns whether the row has the logits of these tokens, in ascending order, as the answer to the [first
+    /// question](FirstQuestion::Tokens).
+    fn has_found(&self, tokens: &[u32]) -> bool;
 
     /// Writes at least the tokens that `wanted` asks for, and NaNs, to `found`, by ascending token. It is the question of the
     /// draw's [metadata](super::RowMetadata::largest), which the step has answered for all rows together.
@@ -113,7 +125,7 @@ impl LogitsRow for [f32] {
         true
     }
 
-    fn answers_further(&self) -> bool {
+    fn has_found(&self, _: &[u32]) -> bool {
         true
     }
 

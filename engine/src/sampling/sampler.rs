@@ -96,7 +96,7 @@ pub fn sample<R: LogitsRow + ?Sized>(
     scratch: &mut Scratch,
 ) -> Result<Drawn, DrawError<R::Error>> {
     if let Some(tokens) =
-        metadata.few_allowed().filter(|_| !row.is_whole() && row.answers_further())
+        metadata.few_allowed().filter(|tokens| !row.is_whole() && row.has_found(tokens))
     {
         return sample_few(row, tokens, metadata, scratch);
     }

@@ -31,10 +31,19 @@ pub(super) struct AttentionTask {
 #[derive(Clone, Copy)]
 pub(super) struct HeadRow {
     pub row: usize,
-    /// Whether all its logits are requested.
-    pub all: bool,
-    /// Its place among the rows with all logits, or among the others.
+    pub needs: HeadNeeds,
+    /// Its place among the rows that need the same.
     pub place: usize,
+}
+
+/// The logits that a row needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeadNeeds {
+    All,
+    /// Some of the largest.
+    Largest,
+    /// Those of given tokens.
+    Tokens,
 }
 
 /// Quantized rows, the input of one or more linears.
@@ -69,8 +78,8 @@ pub(super) struct Buffers {
     pub head_rows: Vec<HeadRow>,
     /// The tokens to find for each row with some of the largest.
     pub questions: Vec<Largest>,
-    pub head_rows_all: Vec<f32>,     // (rows with all logits, hidden)
-    pub head_rows_largest: Vec<f32>, // (rows with some of the largest, hidden)
+    pub head_rows_all: Vec<f32>,  // (rows with all logits, hidden)
+    pub head_rows_some: Vec<f32>, // (rows with some of the largest, then those with given tokens; hidden)
     /// The rows with all logits, as the input of a ternary head.
     pub head_input: GroupActivations,
 }
@@ -117,7 +126,7 @@ impl Buffers {
             &self.attended,
             &self.gate,
             &self.head_rows_all,
-            &self.head_rows_largest,
+            &self.head_rows_some,
         ];
         let floats: usize = floats.into_iter().map(|buffer| buffer.len() * 4).sum();
         let rows = self.rows.len() * size_of::<Row>();

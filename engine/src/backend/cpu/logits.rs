@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use super::{
     backend::CpuBackend,
-    buffers::{Buffers, HeadRow, Scratch, resized, with_scratch},
+    buffers::{Buffers, HeadNeeds, HeadRow, Scratch, resized, with_scratch},
     disjoint::Disjoint,
     head::{HEAD_ROWS, Head},
     screen::ScreenInput,
     tiles::tile_tasks,
 };
 use crate::{
-    backend::{Chunk, Logits, ScreenedRow},
+    backend::{Chunk, Logits, ScreenedRow, logits::ScreenedRows},
     formats::{PackedMatrix, TILE_ROWS},
     kernels::{
         self, Digits, GroupShape,
         float::{KvElement, Values},
     },
-    sampling::{AllowedTokens, Largest, Remainder, Threshold, TokenLogit},
+    sampling::{AllowedTokens, FirstQuestion, Largest, Remainder, Threshold, TokenLogit},
 };
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
@@ -27,50 +27,70 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let weights = Arc::clone(&self.weights);
         let (config, head) = (weights.config(), &weights.head);
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
-        let Buffers { residual, head_rows, questions, head_rows_all, head_rows_largest, .. } =
+        let Buffers { residual, head_rows, questions, head_rows_all, head_rows_some, .. } =
             &mut self.buffers;
         head_rows.clear();
         questions.clear();
         // Takes memory only for answers that a grammar describes.
         let mut allowed: Vec<(usize, &AllowedTokens)> = Vec::new();
-        let mut first = 0;
+        let mut given: Vec<&[u32]> = Vec::new();
+        let (mut first, mut whole) = (0, 0);
         for chunk in chunks {
             let last = first + chunk.tokens.len();
-            let pays =
-                |question: &Largest| head.screen().is_some_and(|s| s.pays_for(question.count));
+            let pays = |count: usize| head.screen().is_some_and(|screen| screen.pays_for(count));
             for (row, question) in chunk.logits.wanted(first..last) {
-                let question = question.map(Largest::of_allowed).filter(pays);
-                let mask = question.and_then(|_| chunk.logits.allowed(row - first, chunk.tokens));
-                allowed.extend(mask.map(|mask| (questions.len(), mask)));
-                let all = question.is_none();
-                let place = if all { head_rows.len() - questions.len() } else { questions.len() };
-                head_rows.push(HeadRow { row, all, place });
-                questions.extend(question);
+                let (needs, place) = match question {
+                    FirstQuestion::Largest(largest) if pays(largest.of_allowed().count) => {
+                        let mask = chunk.logits.allowed(row - first, chunk.tokens);
+                        allowed.extend(mask.map(|mask| (questions.len(), mask)));
+                        questions.push(largest.of_allowed());
+                        (HeadNeeds::Largest, questions.len() - 1)
+                    }
+                    FirstQuestion::Tokens(tokens) if pays(tokens.len()) => {
+                        given.push(tokens);
+                        (HeadNeeds::Tokens, given.len() - 1)
+                    }
+                    FirstQuestion::All | FirstQuestion::Largest(_) | FirstQuestion::Tokens(_) => {
+                        whole += 1;
+                        (HeadNeeds::All, whole - 1)
+                    }
+                };
+                head_rows.push(HeadRow { row, needs, place });
             }
             first = last;
         }
-        head_rows_all.resize((head_rows.len() - questions.len()) * hidden, 0.0);
-        head_rows_largest.resize(questions.len() * hidden, 0.0);
-        let (all_out, largest_out) =
-            (Disjoint::new(head_rows_all), Disjoint::new(head_rows_largest));
+        head_rows_all.resize(whole * hidden, 0.0);
+        head_rows_some.resize((questions.len() + given.len()) * hidden, 0.0);
+        let (all_out, some_out) = (Disjoint::new(head_rows_all), Disjoint::new(head_rows_some));
         let kernels = self.kernels;
+        // The place of a row without all logits among these.
+        let place_of = |row: &HeadRow| match row.needs {
+            HeadNeeds::Tokens => questions.len() + row.place,
+            HeadNeeds::All | HeadNeeds::Largest => row.place,
+        };
+        let needs_all = |row: &HeadRow| row.needs == HeadNeeds::All;
         self.pool.run(head_rows.len(), &|task| {
-            let HeadRow { row, all, place } = head_rows[task];
-            let out = if all { all_out } else { largest_out };
+            let head_row = &head_rows[task];
+            let (row, place) = (head_row.row, place_of(head_row));
+            let out = if needs_all(head_row) { all_out } else { some_out };
             // SAFETY: each task has a different place.
             let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
             let x = &residual[row * hidden..(row + 1) * hidden];
             kernels.rms_norm(x, &weights.final_norm, config.stream_norm_eps(), out);
         });
         logits.clear(vocab);
-        logits.lay_out(head_rows.iter().map(|row| row.all));
+        logits.lay_out(head_rows.iter().map(needs_all));
         if let Some(screen) = head.screen() {
-            let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
-            let allowed = &allowed[..];
-            let input = ScreenInput { head, kernels, isa, xs, questions, allowed };
-            let kept = logits.keep(questions.iter().map(|question| question.others_follow));
+            let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_some[..]);
+            let (allowed, given) = (&allowed[..], &given[..]);
+            let input = ScreenInput { head, kernels, isa, xs, questions, given, allowed };
+            let some = || head_rows.iter().filter(|row| !needs_all(row));
+            let keeps = |row: &HeadRow| {
+                row.needs == HeadNeeds::Largest && questions[row.place].others_follow
+            };
+            let kept = logits.keep(some().map(keeps));
             screen.largest(&input, kept, &mut self.pool, &mut self.screen_state);
-            logits.set_largest(self.screen_state.found());
+            logits.set_largest(some().map(|row| self.screen_state.list(place_of(row))));
         }
         self.whole_head(head, vocab, logits.all_mut());
     }
@@ -85,9 +105,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let weights = Arc::clone(&self.weights);
         let (head, kernels) = (&weights.head, self.kernels);
         let screen = head.screen()?;
-        let questions = &[Largest::logits(1)];
-        let (isa, xs, allowed) = (self.isa, kept.hidden, &[][..]);
-        let input = ScreenInput { head, kernels, isa, xs, questions, allowed };
+        let (isa, xs, questions) = (self.isa, kept.hidden, &[Largest::logits(1)][..]);
+        let input = ScreenInput { head, kernels, isa, xs, questions, given: &[], allowed: &[] };
         let rest =
             screen.at_least(&input, kept, threshold, &mut self.pool, &mut self.screen_state)?;
         found.clear();
@@ -105,10 +124,10 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let weights = Arc::clone(&self.weights);
         let (head, kernels) = (&weights.head, self.kernels);
         let screen = head.screen().expect("positions are kept by screens only");
-        let questions = &[Largest::logits(1)];
-        let (isa, xs, allowed) = (self.isa, kept.hidden, &[][..]);
-        let input = ScreenInput { head, kernels, isa, xs, questions, allowed };
-        screen.logits_of(&input, tokens, &mut self.pool, &mut self.screen_state);
+        let (isa, xs, given) = (self.isa, kept.hidden, &[tokens][..]);
+        let input = ScreenInput { head, kernels, isa, xs, questions: &[], given, allowed: &[] };
+        let kept = &mut ScreenedRows::default();
+        screen.largest(&input, kept, &mut self.pool, &mut self.screen_state);
         found.extend(self.screen_state.found().flatten());
     }
 

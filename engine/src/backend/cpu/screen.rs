@@ -54,7 +54,7 @@ use crate::{
 };
 
 impl Screen {
-    /// Computes each row's logits of tokens that can be among those asked for, and stores them in
+    /// Computes each row's logits of tokens that can be among those asked for, or of the given tokens, and stores them in
     /// [`ScreenState::found`]. Keeps what the questions ask for.
     pub fn largest(
         &self,
@@ -65,9 +65,10 @@ impl Screen {
     ) {
         let (vocab, n) = (self.scales.len(), input.questions.len());
         if n == 0 {
-            return state.collect(0);
+            state.collect(0, input.given);
+            return self.compute_found(input, pool, state);
         }
-        let width = input.xs.len() / n;
+        let width = input.width();
         split_rows(input, width, pool, &mut state.digits);
         state.searches.resize_with(n.max(state.searches.len()), Search::default);
         for (search, question) in state.searches.iter_mut().zip(input.questions) {
@@ -98,33 +99,17 @@ impl Screen {
             let range = range.clone();
             with_scratch(|scratch| estimates.estimate_range(range, searches, keep, scratch));
         });
-        state.collect(n);
-        self.compute_found(input, width, pool, state);
-    }
-
-    /// Computes the logits of these tokens, in ascending order, for one hidden row, and stores them in
-    /// [`ScreenState::found`].
-    pub fn logits_of(
-        &self,
-        input: &ScreenInput<'_>,
-        tokens: &[u32],
-        pool: &mut Pool,
-        state: &mut ScreenState,
-    ) {
-        state.clear();
-        state.push_list(tokens.iter().copied());
-        self.compute_found(input, input.xs.len(), pool, state);
+        state.collect(n, input.given);
+        self.compute_found(input, pool, state);
     }
 
     /// Computes the logits of the tokens in [`ScreenState::found`].
-    fn compute_found(
-        &self,
-        input: &ScreenInput<'_>,
-        width: usize,
-        pool: &mut Pool,
-        state: &mut ScreenState,
-    ) {
+    fn compute_found(&self, input: &ScreenInput<'_>, pool: &mut Pool, state: &mut ScreenState) {
         let (tasks, found) = (&state.tasks, Disjoint::new(&mut state.found));
+        if tasks.is_empty() {
+            return;
+        }
+        let width = input.width();
         pool.run(tasks.len(), &|task| {
             let CandidateTask { row, found: range } = tasks[task].clone();
             let x = &input.xs[row * width..(row + 1) * width];

@@ -6,7 +6,9 @@ use crate::{
         Asynchronous, Chunk, CopyError, Logits, LogitsFor, ScreenedRow, Screening, StepError,
     },
     kv::BlockId,
-    sampling::{Largest, LogitsRow as _, Remainder, RowMetadata, Threshold, TokenLogit},
+    sampling::{
+        FirstQuestion, Largest, LogitsRow as _, Remainder, RowMetadata, Threshold, TokenLogit,
+    },
 };
 
 /// What a position needs.
@@ -14,6 +16,8 @@ enum Wanted<'a> {
     /// All logits.
     All,
     Largest(Largest),
+    /// The logits of these tokens.
+    Tokens(&'a [u32]),
     /// What a device finds.
     Draw(&'a RowMetadata<'a>),
 }
@@ -60,9 +64,12 @@ impl HashBackend {
     /// Returns what each position of a chunk needs that logits are requested for.
     fn wanted<'a>(&self, chunk: &Chunk<'a>) -> Vec<Wanted<'a>> {
         let of_draw = |row: &'a RowMetadata<'a>| match row {
-            row if row.needs_all(self.ahead) => Wanted::All,
-            row if self.ahead => Wanted::Draw(row),
-            row => Wanted::Largest(row.first_question()),
+            row if self.ahead && !row.needs_all(true) => Wanted::Draw(row),
+            row => match row.first_question() {
+                FirstQuestion::All => Wanted::All,
+                FirstQuestion::Largest(largest) => Wanted::Largest(largest),
+                FirstQuestion::Tokens(tokens) => Wanted::Tokens(tokens),
+            },
         };
         match chunk.logits {
             LogitsFor::Nothing => vec![],
@@ -149,6 +156,13 @@ impl Backend for HashBackend {
                         let (is_draw, distribution) = (false, None);
                         found.push(draws::OfPosition { tokens, is_draw, distribution });
                         kept.push((largest.others_follow, row));
+                    }
+                    Wanted::Tokens(wanted) => {
+                        let mut tokens = Vec::new();
+                        let Ok(()) = row.clone().logits_of(wanted, &mut tokens);
+                        let (is_draw, distribution) = (false, None);
+                        found.push(draws::OfPosition { tokens, is_draw, distribution });
+                        kept.push((false, row));
                     }
                     Wanted::Draw(draw) => {
                         found.push(draws::of_position(&row, draw));

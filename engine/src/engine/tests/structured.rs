@@ -98,6 +98,53 @@ fn resumed_answers_go_on_as_without_the_interruption() {
     }
 }
 
+/// Returns the choices of a request that a harness computes alone, and the number of steps.
+fn counted(harness: &mut Harness, request: &Request) -> (Vec<Choice>, u64) {
+    let before = harness.engine.stats().steps;
+    (harness.choices(request), harness.engine.stats().steps - before)
+}
+
+#[test]
+fn tokens_that_must_come_take_no_step_of_their_own() {
+    // Of every other letter there is one token, so 24 of 26 tokens must come.
+    let grammar = Grammar::Regex("[xy](cdefghcdefgh){2}[xy]".to_owned());
+    let compiled = compiler().compile(&grammar).expect("it can be used");
+    let request = |ignore_eos| {
+        let mut request = Request { constraint: Some(compiled.clone()), ..request(3, 20, 40) };
+        request.sampling.ignore_eos = ignore_eos;
+        request
+    };
+    for ahead in [false, true] {
+        for request in [request(true), request(false)] {
+            let mut without = Harness::on(EngineConfig { draft_tokens: 0, ..config() }, 60, ahead);
+            let mut with = Harness::on(EngineConfig { draft_tokens: 8, ..config() }, 60, ahead);
+            let (choices, slow) = counted(&mut without, &request);
+            let (same, fast) = counted(&mut with, &request);
+            assert_eq!(same, choices);
+            assert_eq!(choices[0].tokens.len(), 26);
+            assert!(fast + 20 <= slow, "{fast} steps, {slow} without");
+        }
+    }
+}
+
+#[test]
+fn drafts_that_a_grammar_allows_take_fewer_steps() {
+    let accepted = |ahead| {
+        let mut harness = Harness::on(EngineConfig { draft_tokens: 8, ..config() }, 60, ahead);
+        let (mut first, mut second) = (0, 0);
+        for request in requests() {
+            let (choices, steps) = counted(&mut harness, &request);
+            let (again, fewer) = counted(&mut harness, &request);
+            assert_eq!(choices, alone(&request));
+            assert_eq!(again, choices);
+            (first, second) = (first + steps, second + fewer);
+        }
+        assert!(3 * second < 2 * first, "{second} steps for what took {first}");
+        harness.engine.stats().accepted_tokens
+    };
+    assert!(accepted(false) > 100 && accepted(true) > 100);
+}
+
 #[test]
 fn tokens_to_resume_from_that_do_not_match_start_the_answer_again() {
     let request = requests().remove(0);

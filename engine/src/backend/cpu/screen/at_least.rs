@@ -91,7 +91,7 @@ impl Screen {
         if !are_few {
             return None;
         }
-        self.compute_found(input, width, pool, state);
+        self.compute_found(input, pool, state);
         let share = math::exp((f64::from(lowest) - f64::from(logit)) / f64::from(temperature));
         Some(Remainder { below: logit, weight: (far * share + close) * WEIGHT_ROUND_UP })
     }

@@ -31,12 +31,21 @@ pub struct ScreenInput<'a> {
     pub head: &'a Head,
     pub kernels: &'a FloatKernels,
     pub isa: Isa,
-    /// The hidden rows, after the norm. // (rows, hidden)
+    /// The hidden rows, after the norm: those of `questions`, then those of `given`. // (rows, hidden)
     pub xs: &'a [f32],
-    /// The tokens to find for each row. // (rows,)
+    /// The tokens to find for each of the first rows.
     pub questions: &'a [Largest],
+    /// The tokens of which the other rows need the logits, in ascending order.
+    pub given: &'a [&'a [u32]],
     /// What may be found for some of the rows, in ascending order; every token for the others.
     pub allowed: &'a [(usize, &'a AllowedTokens)],
+}
+
+impl ScreenInput<'_> {
+    /// Returns the length of a hidden row.
+    pub fn width(&self) -> usize {
+        self.xs.len() / (self.questions.len() + self.given.len())
+    }
 }
 
 /// Estimates logits and bounds their errors.

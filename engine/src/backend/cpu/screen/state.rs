@@ -32,7 +32,12 @@ pub(super) struct CandidateTask {
 impl ScreenState {
     /// Returns the results of the last [`Screen::largest`] or [`Screen::at_least`]: a list for each row, by ascending token.
     pub fn found(&self) -> impl Iterator<Item = &[TokenLogit]> {
-        self.ranges.iter().map(|range| &self.found[range.clone()])
+        (0..self.ranges.len()).map(|row| self.list(row))
+    }
+
+    /// Returns the list of a row.
+    pub fn list(&self, row: usize) -> &[TokenLogit] {
+        &self.found[self.ranges[row].clone()]
     }
 
     /// Removes the lists.
@@ -42,8 +47,8 @@ impl ScreenState {
         self.ranges.clear();
     }
 
-    /// Lists the candidates of all searches.
-    pub(super) fn collect(&mut self, rows: usize) {
+    /// Lists the candidates of all searches, of so many rows, and then the given tokens of others.
+    pub(super) fn collect(&mut self, rows: usize, given: &[&[u32]]) {
         self.clear();
         self.found.reserve(rows * FOUND_MOST);
         self.tasks.reserve(rows * FOUND_MOST);
@@ -52,6 +57,9 @@ impl ScreenState {
             self.push_list(search.finish());
         }
         self.searches = searches;
+        for tokens in given {
+            self.push_list(tokens.iter().copied());
+        }
     }
 
     /// Adds the list of the next row, by ascending token, and cuts it into tasks, between neighbourhoods of [`HEAD_ROWS`].

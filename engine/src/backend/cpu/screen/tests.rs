@@ -52,7 +52,8 @@ fn found(
     for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(vocab)) {
         head.logits(kernels, 0, vocab, x, &mut scratch, logits);
     }
-    let input = ScreenInput { head: &head, kernels, isa, xs, questions, allowed: &[] };
+    let (given, allowed) = (&[][..], &[][..]);
+    let input = ScreenInput { head: &head, kernels, isa, xs, questions, given, allowed };
     let screen = head.screen().expect("the vocabulary is large enough");
     let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
     let mut logits = Logits::default();
@@ -85,15 +86,19 @@ fn logits_of_given_tokens_are_those_of_the_whole_head() {
         let head = head(&weights, HeadMode::Exact);
         let mut whole = vec![0.0; VOCAB];
         head.logits(kernels, 0, VOCAB, &x, &mut Vec::new(), &mut whole);
-        let questions = &[Largest::logits(1)];
-        let input = ScreenInput { head: &head, kernels, isa, xs: &x, questions, allowed: &[] };
         let screen = head.screen().expect("the vocabulary is large enough");
         let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
-        for tokens in [&spread, &close] {
-            screen.logits_of(&input, tokens, &mut pool, &mut state);
-            let expected = tokens.iter().map(|&id| TokenLogit { id, logit: whole[id as usize] });
-            let found: Vec<TokenLogit> = state.found().flatten().copied().collect();
-            assert_eq!(found, expected.collect::<Vec<_>>(), "{isa}");
+        for questions in [&[][..], &[Largest::logits(1)]] {
+            let xs = x.repeat(questions.len() + 2);
+            let (given, allowed) = (&[&spread[..], &close][..], &[][..]);
+            let input =
+                ScreenInput { head: &head, kernels, isa, xs: &xs, questions, given, allowed };
+            screen.largest(&input, &mut ScreenedRows::default(), &mut pool, &mut state);
+            for (tokens, row) in given.iter().zip(questions.len()..) {
+                let logit = |&id: &u32| TokenLogit { id, logit: whole[id as usize] };
+                let expected: Vec<TokenLogit> = tokens.iter().map(logit).collect();
+                assert_eq!(state.list(row), expected, "{isa}");
+            }
         }
     }
 }
@@ -311,8 +316,15 @@ fn largest_of_the_tokens_that_may_be_drawn_are_found() {
         let question = Largest { refused: refused.len(), ..Largest::logits(COUNT + refused.len()) };
         let questions = [Largest::logits(1), question.of_allowed()];
         let allowed = &[(1, &mask)][..];
-        let input =
-            ScreenInput { head: &head, kernels, isa, xs: &xs, questions: &questions, allowed };
+        let input = ScreenInput {
+            head: &head,
+            kernels,
+            isa,
+            xs: &xs,
+            questions: &questions,
+            given: &[],
+            allowed,
+        };
         let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
         let mut logits = Logits::default();
         logits.clear(VOCAB);

@@ -56,7 +56,8 @@ fn estimated_for(isa: Isa, w: &[f32], x: &[f32], questions: &[Largest]) -> (f32,
     let head = Head::from_dense(dense, HeadMode::Exact, || {});
     let mut logit = [0.0];
     head.logits(kernels, 3, 1, x, &mut Vec::new(), &mut logit);
-    let input = ScreenInput { head: &head, kernels, isa, xs: &xs, questions, allowed: &[] };
+    let (xs, given, allowed) = (&xs[..], &[][..], &[][..]);
+    let input = ScreenInput { head: &head, kernels, isa, xs, questions, given, allowed };
     let screen = head.screen().expect("the vocabulary is large enough");
     let mut digits = Digits::default();
     digits.set(isa, &xs, WIDTH);
@@ -240,8 +241,15 @@ fn near_ties_against_the_estimates_are_found() {
         let kernels = FloatKernels::for_isa(isa).expect("the ISA is available");
         let xs = x.repeat(n);
         let questions = vec![Largest::logits(1); n];
-        let input =
-            ScreenInput { head: &head, kernels, isa, xs: &xs, questions: &questions, allowed: &[] };
+        let input = ScreenInput {
+            head: &head,
+            kernels,
+            isa,
+            xs: &xs,
+            questions: &questions,
+            given: &[],
+            allowed: &[],
+        };
         let (mut pool, mut state) = (Pool::new(None, 1), ScreenState::default());
         head.screen().expect("the vocabulary is large enough").largest(
             &input,
