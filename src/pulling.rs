@@ -13,6 +13,9 @@ use tritmill_hub::{Event, PREFIX, Pulled, Reference, Settings, pull};
 /// Time between two lines of progress without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Most files that are listed with the reason why another one was chosen.
+const PASSED_OVER_MAX: usize = 8;
+
 /// Pulls and opens a model of the hub, `hf:ORG/NAME[@REVISION][:FILE]`, under the name `NAME`. `None` if the text is a
 /// path instead.
 pub fn open(text: &str) -> anyhow::Result<Option<Result<Model, ModelError>>> {
@@ -64,6 +67,16 @@ impl Display {
         match event {
             Event::FromCache { cause } => {
                 self.note(format_args!("{cause}: the model is used as it is in the cache"));
+            }
+            Event::Chosen { file, passed_over } => {
+                self.note(format_args!("{file} is chosen"));
+                for other in passed_over.iter().take(PASSED_OVER_MAX) {
+                    self.note(format_args!("not {other}"));
+                }
+                match passed_over.len().saturating_sub(PASSED_OVER_MAX) {
+                    0 => {}
+                    more => self.note(format_args!("nor {more} more")),
+                }
             }
             Event::Waiting { file } => {
                 self.note(format_args!("waits for another process that downloads {file}"));

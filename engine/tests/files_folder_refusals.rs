@@ -199,7 +199,7 @@ fn unknown_tensors_are_refused_by_name() {
                 json!({ "dtype": "BF16", "shape": [0], "data_offsets": [0, 0] }),
             );
         });
-        let ModelError::UnexpectedTensor { tensor } = error else { panic!("{error}") };
+        let ModelError::UnexpectedTensor { tensor, .. } = error else { panic!("{error}") };
         assert_eq!(tensor, name);
     }
 }

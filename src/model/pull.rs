@@ -15,8 +15,9 @@ Examples:
   tritmill model pull ORG/NAME --file model-TQ2_0.gguf
   HF_ENDPOINT=https://hub.internal tritmill model pull ORG/NAME
 
-Of a repository with GGUF files, the ternary one is pulled; if there are several, --file chooses.
-Of one with safetensors, config, tokenizer and weights are. Run it again after an interruption: it
+Of a repository with GGUF files, the ternary one is pulled. If one model has several, that is the one
+which runs fastest (I2_S, TQ2_0, PQ2_0, Q2_0, Q2_0_g64, PTQ1_0, TQ1_0, in this order), and a note says
+why not the others; --file chooses. Of one with safetensors, config, tokenizer and weights are pulled. Run it again after an interruption: it
 goes on where it was. Every file is checked against the hash that the hub states. The cache is the
 one of Hugging Face's own tools.
 
@@ -76,6 +77,11 @@ fn summary(reference: &Reference, pulled: &Pulled, command: &str) -> Value {
         .iter()
         .map(|file| json!({ "name": file.name, "size_bytes": file.size }))
         .collect();
+    let passed_over: Vec<Value> = pulled
+        .passed_over
+        .iter()
+        .map(|other| json!({ "name": other.file, "why": other.why.to_string() }))
+        .collect();
     json!({
         "path": pulled.path,
         "model": reference.to_string(),
@@ -83,6 +89,7 @@ fn summary(reference: &Reference, pulled: &Pulled, command: &str) -> Value {
         "revision": reference.revision(),
         "commit": pulled.commit,
         "files": files,
+        "passed_over": passed_over,
         "size_bytes": sizes.sum::<u64>(),
         "downloaded_bytes": pulled.downloaded_bytes,
         "command": command,

@@ -85,7 +85,7 @@ impl Cache {
     /// Returns the path of a file of the choice, or of its folder.
     pub fn path(&self, commit: &str, choice: &Choice) -> PathBuf {
         match choice {
-            Choice::Gguf(file) => self.snapshot(commit).join(&file.name),
+            Choice::Gguf(file, _) => self.snapshot(commit).join(&file.name),
             Choice::Folder(_) => self.snapshot(commit),
         }
     }

@@ -1,16 +1,19 @@
 //! Which files of a repository are the model.
 //!
-//! A folder of safetensors is a model by itself. Of GGUF files one is chosen: the only one, or the only one with
-//! a ternary type in its name, since repositories often have other types beside it. The engine checks the content.
+//! A folder of safetensors is a model by itself, unless a file says that its weights are in another basis. Of GGUF files one is
+//! chosen: the only one, or of those with a ternary type in their names ([`crate::variants`]) the one that runs fastest, if their
+//! names differ by the type alone. The others are passed over, each with a reason. The engine checks the content.
 
 use crate::{
     digest::Digest,
     error::{FileList, PullError},
     reference::Reference,
+    variants::{self, PassedOver, WhyNot},
 };
 
-/// Parts of file names that mean a ternary type which the engine reads.
-const TERNARY_TYPES: [&str; 3] = ["i2_s", "tq1_0", "tq2_0"];
+/// Files that say how the weights of a folder were changed. The engine refuses such folders, too, but would not see the file if only the
+/// model's own files were pulled.
+const CHANGING_FILES: [&str; 2] = ["hadamard_packing.json", "hadamard.json"];
 
 const WEIGHTS: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -42,8 +45,8 @@ pub struct RemoteFile {
 /// The files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// One GGUF file.
-    Gguf(RemoteFile),
+    /// One GGUF file, and those that were passed over.
+    Gguf(RemoteFile, Vec<PassedOver>),
     /// A safetensors folder; the weights are last, so that a snapshot with weights has the rest too.
     Folder(Vec<RemoteFile>),
 }
@@ -52,8 +55,16 @@ impl Choice {
     /// Returns the files, in the order of their download.
     pub fn files(&self) -> &[RemoteFile] {
         match self {
-            Self::Gguf(file) => std::slice::from_ref(file),
+            Self::Gguf(file, _) => std::slice::from_ref(file),
             Self::Folder(files) => files,
+        }
+    }
+
+    /// Returns the files that were passed over, with the reasons.
+    pub fn passed_over(&self) -> &[PassedOver] {
+        match self {
+            Self::Gguf(_, others) => others,
+            Self::Folder(_) => &[],
         }
     }
 }
@@ -66,27 +77,75 @@ pub(crate) fn choose(files: &[RemoteFile], reference: &Reference) -> Result<Choi
             return Err(PullError::NotAModel { file: wanted.to_owned() });
         }
         let found = files.iter().find(|file| file.name == wanted);
-        return found.cloned().map(Choice::Gguf).ok_or_else(|| PullError::NoFile {
+        let chosen = found.cloned().map(|file| Choice::Gguf(file, Vec::new()));
+        return chosen.ok_or_else(|| PullError::NoFile {
             repository,
             file: wanted.to_owned(),
             revision: reference.revision().to_owned(),
         });
     }
-    if let Some(folder) = folder(files) {
+    let changing = files.iter().find(|file| CHANGING_FILES.contains(&file.name.as_str()));
+    if let (Some(folder), None) = (folder(files), changing) {
         return Ok(Choice::Folder(folder));
     }
     let ggufs: Vec<&RemoteFile> = files.iter().filter(|file| is_gguf(&file.name)).collect();
-    let ternary: Vec<&RemoteFile> =
-        ggufs.iter().copied().filter(|file| is_ternary(&file.name)).collect();
-    match (ggufs.as_slice(), ternary.as_slice()) {
-        ([], _) => Err(PullError::NoModel { repository }),
-        ([only], _) | (_, [only]) => Ok(Choice::Gguf((*only).clone())),
-        (all, several) => {
-            let candidates = if several.is_empty() { all } else { several };
-            let files = FileList(candidates.iter().copied().cloned().collect());
-            Err(PullError::Several { repository, files })
+    match (ggufs.as_slice(), changing) {
+        ([], Some(file)) => {
+            let why =
+                "the weights are in a rotated (Hadamard) basis, and inputs are not transformed";
+            Err(PullError::Unsupported { repository, file: file.name.clone(), why })
+        }
+        ([], None) => Err(PullError::NoModel { repository }),
+        (all, _) => of_ggufs(all, repository),
+    }
+}
+
+/// Chooses among GGUF files, of which there are some.
+fn of_ggufs(all: &[&RemoteFile], repository: String) -> Result<Choice, PullError> {
+    let (mut candidates, mut others) = (Vec::new(), Vec::new());
+    for &file in all {
+        match variants::excluded(&file.name) {
+            None => candidates.push(file),
+            Some(why) => others.push(PassedOver { file: file.name.clone(), why }),
         }
     }
+    let several = |files: &[&RemoteFile]| {
+        let files = FileList(files.iter().copied().cloned().collect());
+        Err(PullError::Several { repository: repository.clone(), files })
+    };
+    // A file whose name says nothing is taken if it is the only model.
+    if candidates.is_empty() {
+        let is_unnamed = |other: &&PassedOver| other.why == WhyNot::OtherType;
+        let unnamed: Vec<&PassedOver> = others.iter().filter(is_unnamed).collect();
+        let only = match unnamed.as_slice() {
+            [only] => *only,
+            [] => {
+                let PassedOver { file, why } = others.swap_remove(0);
+                return Err(PullError::Unsupported { repository, file, why: why.text() });
+            }
+            _ => return several(all),
+        };
+        let name = only.file.clone();
+        others.retain(|other| other.file != name);
+        candidates.extend(all.iter().copied().filter(|file| file.name == name));
+    }
+    let is_one_model = |file: &&RemoteFile| {
+        variants::without_type(&file.name) == variants::without_type(&candidates[0].name)
+    };
+    if !candidates.iter().all(is_one_model) {
+        return several(&candidates);
+    }
+    candidates.sort_by_key(|file| variants::rank(&file.name));
+    let chosen = candidates.remove(0);
+    if candidates.iter().any(|file| variants::rank(&file.name) == variants::rank(&chosen.name)) {
+        candidates.insert(0, chosen);
+        return several(&candidates);
+    }
+    let slower = candidates
+        .iter()
+        .map(|file| PassedOver { file: file.name.clone(), why: variants::slower_than(&file.name) });
+    others.splice(0..0, slower);
+    Ok(Choice::Gguf(chosen.clone(), others))
 }
 
 /// Returns the files of a safetensors model, if there is one.
@@ -110,15 +169,6 @@ fn folder(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
 
 fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
-}
-
-/// Returns whether a part of the name is a ternary type.
-fn is_ternary(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    let separates = |c: char| !c.is_ascii_alphanumeric() && c != '_';
-    name.split(separates).any(|part| {
-        TERNARY_TYPES.iter().any(|kind| part == *kind || part.ends_with(&format!("_{kind}")))
-    })
 }
 
 #[cfg(test)]
@@ -171,12 +221,64 @@ mod tests {
     }
 
     #[test]
+    fn fastest_encoding_of_one_model_is_chosen_and_the_others_have_reasons() {
+        let bonsai = [
+            "Ternary-Bonsai-8B-F16.gguf",
+            "Ternary-Bonsai-8B-PQ2_0.gguf",
+            "Ternary-Bonsai-8B-PTQ1_0.gguf",
+            "Ternary-Bonsai-8B-Q2_0.gguf",
+            "Ternary-Bonsai-8B-Q2_0_g64.gguf",
+            "Ternary-Bonsai-8B-mmproj-BF16.gguf",
+            "imatrix.gguf",
+        ];
+        let reference: Reference = "o/n".parse().expect("a good reference");
+        let choice = choose(&files(&bonsai), &reference).expect("a file");
+        assert_eq!(choice.files()[0].name, "Ternary-Bonsai-8B-PQ2_0.gguf");
+        let others: Vec<String> = choice.passed_over().iter().map(ToString::to_string).collect();
+        assert_eq!(others.len(), bonsai.len() - 1, "{others:?}");
+        for (file, why) in [
+            ("8B-F16", "no ternary type"),
+            ("PTQ1_0", "slower to start"),
+            ("8B-Q2_0.gguf", "PQ2_0"),
+            ("Q2_0_g64", "larger"),
+            ("mmproj", "images"),
+            ("imatrix", "quantize"),
+        ] {
+            let said = others.iter().find(|other| other.contains(file)).expect("it is passed over");
+            assert!(said.contains(why), "{said}");
+        }
+        for (names, expect) in [
+            (["B-27B-Q2_g64.gguf", "B-27B-PTQ1_0.gguf"], "B-27B-Q2_g64.gguf"),
+            (["m-Q2_0_g64.gguf", "m-Q2_K.gguf"], "m-Q2_0_g64.gguf"),
+            (["m.TQ1_0.gguf", "m.TQ2_0.gguf"], "m.TQ2_0.gguf"),
+            (["m-F16.gguf", "m-ptq1_0.gguf"], "m-ptq1_0.gguf"),
+            (["mmproj-m.gguf", "m.gguf"], "m.gguf"),
+        ] {
+            assert_eq!(chosen(&names, "o/n").expect("a file"), [expect]);
+        }
+    }
+
+    #[test]
+    fn folder_in_a_rotated_basis_is_refused_by_the_file_that_says_so() {
+        for file in ["hadamard.json", "hadamard_packing.json"] {
+            let names = ["config.json", file, "model.safetensors"];
+            let error = chosen(&names, "o/n").expect_err("the engine would not see the file");
+            assert!(error.contains(file) && error.contains("Hadamard"), "{error}");
+            let with_gguf = ["config.json", file, "model.safetensors", "m-PQ2_0.gguf"];
+            assert_eq!(chosen(&with_gguf, "o/n").expect("a file"), ["m-PQ2_0.gguf"]);
+        }
+    }
+
+    #[test]
     fn several_files_are_listed_with_sizes() {
-        let error = chosen(&["m.TQ1_0.gguf", "m.TQ2_0.gguf", "m.F16.gguf"], "o/n");
+        let error = chosen(&["m-4b.TQ2_0.gguf", "m-8b.TQ2_0.gguf", "m.F16.gguf"], "o/n");
         assert_eq!(
-            error.expect_err("two are ternary"),
-            "o/n has several models, choose one with --file: m.TQ1_0.gguf (1.25 GB), m.TQ2_0.gguf (1.25 GB)"
+            error.expect_err("two models"),
+            "o/n has several models, choose one with --file: m-4b.TQ2_0.gguf (1.25 GB), m-8b.TQ2_0.gguf (1.25 GB)"
         );
+        let parts = ["m-PQ2_0-00001-of-00002.gguf", "m-PQ2_0-00002-of-00002.gguf"];
+        let error = chosen(&parts, "o/n").expect_err("parts of a file are not models");
+        assert!(error.contains(parts[0]) && error.contains("llama-gguf-split"), "{error}");
         let error = chosen(&["a.gguf", "b.gguf"], "o/n").expect_err("none is known to be ternary");
         assert!(error.contains("a.gguf") && error.contains("b.gguf"), "{error}");
     }

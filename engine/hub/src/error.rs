@@ -74,6 +74,16 @@ pub enum PullError {
         /// `ORG/NAME`
         repository: String,
     },
+    /// A file of the repository says that its weights cannot be used as they are.
+    #[error("{repository} cannot be used because of its {file}: {why}")]
+    Unsupported {
+        /// `ORG/NAME`
+        repository: String,
+        /// Path in the repository.
+        file: String,
+        /// The unsupported feature.
+        why: &'static str,
+    },
     /// There are several GGUF files, and the names do not tell which one is ternary.
     #[error("{repository} has several models, choose one with --file: {files}")]
     Several {

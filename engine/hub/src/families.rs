@@ -28,7 +28,7 @@ pub struct Family {
 
 const FALCON: &str = "TII Falcon License 2.0";
 const APACHE: &str = "Apache 2.0";
-const BONSAI: &str = "GGUF Q2_0";
+const BONSAI: &str = "GGUF PQ2_0";
 const BITCPM: &str = "GGUF TQ2_0";
 const PACKED: &str = "safetensors, packed";
 
@@ -42,9 +42,9 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "Falcon3 3B 1.58bit", repository: "tiiuae/Falcon3-3B-Instruct-1.58bit", file: None, format: PACKED, download_bytes: 2_220_000_000, memory_bytes: 2_620_000_000, licence: FALCON, shape: "falcon3-3b" },
     Family { name: "Falcon3 7B 1.58bit", repository: "tiiuae/Falcon3-7B-Instruct-1.58bit", file: None, format: PACKED, download_bytes: 3_270_000_000, memory_bytes: 3_680_000_000, licence: FALCON, shape: "falcon3-7b" },
     Family { name: "Falcon3 10B 1.58bit", repository: "tiiuae/Falcon3-10B-Instruct-1.58bit", file: None, format: PACKED, download_bytes: 3_990_000_000, memory_bytes: 4_390_000_000, licence: FALCON, shape: "falcon3-10b" },
-    Family { name: "Ternary Bonsai 1.7B", repository: "prism-ml/Ternary-Bonsai-1.7B-gguf", file: Some("Ternary-Bonsai-1.7B-Q2_0.gguf"), format: BONSAI, download_bytes: 460_000_000, memory_bytes: 460_000_000, licence: APACHE, shape: "bonsai-1.7b" },
-    Family { name: "Ternary Bonsai 4B", repository: "prism-ml/Ternary-Bonsai-4B-gguf", file: Some("Ternary-Bonsai-4B-Q2_0.gguf"), format: BONSAI, download_bytes: 1_070_000_000, memory_bytes: 1_070_000_000, licence: APACHE, shape: "bonsai-4b" },
-    Family { name: "Ternary Bonsai 8B", repository: "prism-ml/Ternary-Bonsai-8B-gguf", file: Some("Ternary-Bonsai-8B-Q2_0.gguf"), format: BONSAI, download_bytes: 2_180_000_000, memory_bytes: 2_010_000_000, licence: APACHE, shape: "bonsai-8b" },
+    Family { name: "Ternary Bonsai 1.7B", repository: "prism-ml/Ternary-Bonsai-1.7B-gguf", file: Some("Ternary-Bonsai-1.7B-PQ2_0.gguf"), format: BONSAI, download_bytes: 460_000_000, memory_bytes: 460_000_000, licence: APACHE, shape: "bonsai-1.7b" },
+    Family { name: "Ternary Bonsai 4B", repository: "prism-ml/Ternary-Bonsai-4B-gguf", file: Some("Ternary-Bonsai-4B-PQ2_0.gguf"), format: BONSAI, download_bytes: 1_070_000_000, memory_bytes: 1_070_000_000, licence: APACHE, shape: "bonsai-4b" },
+    Family { name: "Ternary Bonsai 8B", repository: "prism-ml/Ternary-Bonsai-8B-gguf", file: Some("Ternary-Bonsai-8B-PQ2_0.gguf"), format: BONSAI, download_bytes: 2_180_000_000, memory_bytes: 2_010_000_000, licence: APACHE, shape: "bonsai-8b" },
     Family { name: "BitCPM 0.5B", repository: "openbmb/BitCPM-CANN-0.5B-gguf", file: Some("bitcpm4-0.5b-tq2_0.gguf"), format: BITCPM, download_bytes: 245_000_000, memory_bytes: 321_000_000, licence: APACHE, shape: "bitcpm-0.5b" },
     Family { name: "BitCPM 1B", repository: "openbmb/BitCPM-CANN-1B-gguf", file: Some("bitcpm4-1b-tq2_0.gguf"), format: BITCPM, download_bytes: 551_000_000, memory_bytes: 625_000_000, licence: APACHE, shape: "bitcpm-1b" },
     Family { name: "BitCPM 3B", repository: "openbmb/BitCPM-CANN-3B-gguf", file: Some("bitcpm4-3b-tq2_0.gguf"), format: BITCPM, download_bytes: 1_094_000_000, memory_bytes: 1_200_000_000, licence: APACHE, shape: "bitcpm-3b" },

@@ -29,6 +29,7 @@ mod pull;
 mod reference;
 mod settings;
 mod transfer;
+mod variants;
 
 pub use self::{
     choice::RemoteFile,
@@ -38,4 +39,5 @@ pub use self::{
     pull::{Pulled, cached, pull},
     reference::{PREFIX, Reference, ReferenceError},
     settings::{Settings, SettingsError},
+    variants::{PassedOver, WhyNot},
 };

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::error::{PullError, Unreachable};
+use crate::{
+    error::{PullError, Unreachable},
+    variants::PassedOver,
+};
 
 /// What happens during a download.
 #[derive(Debug)]
@@ -12,6 +15,13 @@ pub enum Event<'a> {
     FromCache {
         /// Why the hub was not asked.
         cause: &'a PullError,
+    },
+    /// Of several GGUF files one was chosen.
+    Chosen {
+        /// Path in the repository.
+        file: &'a str,
+        /// The others, with the reasons.
+        passed_over: &'a [PassedOver],
     },
     /// Another process downloads the file.
     Waiting {

@@ -7,11 +7,12 @@ use tokio::runtime::Builder;
 use crate::{
     Reference, Settings,
     cache::{Cache, Found},
-    choice::{RemoteFile, choose},
+    choice::{Choice, RemoteFile, choose},
     client::{Client, Place},
     error::PullError,
     progress::{Event, Progress},
     transfer::Transfer,
+    variants::PassedOver,
 };
 
 /// A model that is in the cache.
@@ -24,6 +25,8 @@ pub struct Pulled {
     pub commit: String,
     /// The files of the model.
     pub files: Vec<RemoteFile>,
+    /// Files of the repository that were passed over, if it has several GGUF files.
+    pub passed_over: Vec<PassedOver>,
     /// Bytes that were downloaded now.
     pub downloaded_bytes: u64,
 }
@@ -89,8 +92,12 @@ async fn run(
         path: cache.path(&listing.commit, &choice),
         commit: listing.commit,
         files: Vec::new(),
+        passed_over: choice.passed_over().to_vec(),
         downloaded_bytes: 0,
     };
+    if let (Choice::Gguf(file, passed_over), false) = (&choice, choice.passed_over().is_empty()) {
+        progress(Event::Chosen { file: &file.name, passed_over });
+    }
     for file in choice.files() {
         let place = Place { reference, commit: &pulled.commit, file: &file.name };
         let (file, arrived) = one(&client, &cache, place, file, settings, progress).await?;
@@ -106,6 +113,7 @@ fn of_cache(cache: &Cache, found: Found) -> Pulled {
     Pulled {
         path: cache.path(&found.commit, &found.choice),
         files: found.choice.files().to_vec(),
+        passed_over: found.choice.passed_over().to_vec(),
         commit: found.commit,
         downloaded_bytes: 0,
     }

@@ -3,6 +3,7 @@
 
 use std::{fmt, io, ops::Range, path::PathBuf};
 
+use super::needs;
 use crate::tokenizer::TokenizerError;
 
 /// A model cannot be opened, read, converted or written.
@@ -83,11 +84,23 @@ pub enum ModelError {
         /// Name in the file.
         tensor: String,
     },
-    /// A tensor has no role in the forward pass.
-    #[error("tensor {tensor} is not part of a supported model")]
+    /// A file of the folder changes how the others are to be read, in a way that the engine does not support.
+    #[error("{file} is not supported: {why}")]
+    UnsupportedFile {
+        /// Name inside the folder.
+        file: String,
+        /// The unsupported feature.
+        why: &'static str,
+    },
+    /// A tensor has no role in the forward pass, so the model would compute something else without it.
+    #[error("tensor {tensor} {}is not part of a supported model: it would need {needs}", and_others(*others))]
     UnexpectedTensor {
-        /// Name in the file.
+        /// Name in the file, the first in alphabetical order.
         tensor: String,
+        /// Further tensors without a role.
+        others: usize,
+        /// The unsupported feature, as its name tells.
+        needs: &'static str,
     },
     /// The type of a tensor is not supported for its role.
     #[error("tensor {tensor} has type {found}, expected {expected}")]
@@ -283,6 +296,24 @@ impl ModelError {
 
     pub(crate) fn bad_tensor(tensor: &str, offset: u64, problem: Problem) -> Self {
         Self::BadTensor { tensor: tensor.to_owned(), offset, problem }
+    }
+
+    /// Returns the error of tensors that no code reads, if there are some.
+    pub(crate) fn refuse_left_over<'a>(
+        names: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), Self> {
+        let Some(first) = names.clone().min() else { return Ok(()) };
+        let others = names.count() - 1;
+        let (tensor, needs) = (first.to_owned(), needs::of(first));
+        Err(Self::UnexpectedTensor { tensor, others, needs })
+    }
+}
+
+/// Returns how many tensors there are beside the named one, for a message.
+fn and_others(others: usize) -> String {
+    match others {
+        0 => String::new(),
+        others => format!("(and {others} more) "),
     }
 }
 

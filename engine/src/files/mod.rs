@@ -18,6 +18,7 @@ mod inspect;
 mod limits;
 mod mmap;
 mod model;
+mod needs;
 mod open;
 mod partial;
 mod parts;

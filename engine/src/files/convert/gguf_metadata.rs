@@ -13,7 +13,7 @@ use crate::{
     files::{
         error::{ModelError, Problem},
         gguf::{
-            config::MULTIPLIER_KEYS,
+            architecture::MULTIPLIER_KEYS,
             container, names,
             tokenizer::{self, SPECIAL_TOKENS},
             vocabulary::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},

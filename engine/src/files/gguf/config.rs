@@ -11,10 +11,14 @@
 //! `minicpm` has constant factors, and a scale per group of inputs in its linears ([`crate::files::encodings`]). `qwen3` has norms
 //! of query and key heads, and such scales in every matrix.
 //!
-//! An unknown key under the architecture's prefix may change the computation, so it is an error that
-//! names the key.
+//! A key that is not understood may change the computation, so it is an error that names the key ([`understood`]).
 
-use super::{container::Gguf, keys::Keys};
+use super::{
+    architecture::{Architecture, MULTIPLIER_KEYS},
+    container::Gguf,
+    keys::Keys,
+    understood,
+};
 use crate::{
     config::{Activation, ModelConfig, Multipliers, RopeScaling, Yarn},
     files::{
@@ -23,77 +27,21 @@ use crate::{
     },
 };
 
-/// A family of GGUF models.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Architecture {
-    /// BitNet b1.58 2B4T: `bitnet-b1.58` or `bitnet-25`.
-    BitnetB158,
-    /// 1bitLLM: `bitnet`.
-    Bitnet,
-    /// Llama 3 8B 1.58, Falcon3: `llama`.
-    Llama,
-    /// BitCPM: `minicpm`.
-    MiniCpm,
-    /// Ternary Bonsai: `qwen3`.
-    Qwen3,
-}
-
-impl Architecture {
-    pub fn is_bitnet(self) -> bool {
-        matches!(self, Self::BitnetB158 | Self::Bitnet)
-    }
-
-    /// Returns whether rows of Q and K are in the order for adjacent-pair RoPE.
-    pub fn permutes_heads(self) -> bool {
-        matches!(self, Self::Llama | Self::MiniCpm)
-    }
-}
-
-/// Supported keys under the architecture's prefix.
-const KNOWN_KEYS: [&str; 18] = [
-    "vocab_size",
-    "context_length",
-    "embedding_length",
-    "block_count",
-    "feed_forward_length",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_log_multiplier",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.layer_norm_rms_epsilon",
-    "attention.key_length",
-    "attention.value_length",
-];
-
-/// Constant factors of `minicpm`: of embedding rows, of what blocks add, and the divisor of the logits.
-pub(crate) const MULTIPLIER_KEYS: [&str; 3] = ["embedding_scale", "residual_scale", "logit_scale"];
-
 /// Reads everything except the tokens. `vocab_size` comes from the embedding's shape; the tokenizer
 /// sets `eos_tokens`.
+///
+/// # Errors
+/// Names the key that is missing, out of range or not supported.
 pub(crate) fn parse(
     gguf: &Gguf<'_>,
+    (architecture, name): (Architecture, &str),
     vocab_size: u64,
     has_output: bool,
-) -> Result<(ModelConfig, Architecture), ModelError> {
+) -> Result<ModelConfig, ModelError> {
     let global = Keys { gguf, prefix: "" };
-    let name = global.required_text("general.architecture")?;
-    let architecture = match name {
-        "bitnet-b1.58" | "bitnet-25" => Architecture::BitnetB158,
-        "bitnet" => Architecture::Bitnet,
-        "llama" => Architecture::Llama,
-        "minicpm" => Architecture::MiniCpm,
-        "qwen3" => Architecture::Qwen3,
-        _ => return Err(global.unsupported("general.architecture", "unknown model family")),
-    };
     let prefix = format!("{name}.");
     let keys = Keys { gguf, prefix: &prefix };
-    refuse_unknown_keys(&global, &keys, architecture)?;
+    understood::refuse_keys(gguf, architecture, &prefix)?;
 
     let hidden_size = keys.required_size("embedding_length", WIDTH_MAX)?;
     let head_count = keys.required_size("attention.head_count", WIDTH_MAX)?;
@@ -107,7 +55,7 @@ pub(crate) fn parse(
     {
         return Err(keys.bad("vocab_size", "the number of rows of token_embd.weight"));
     }
-    let config = ModelConfig {
+    Ok(ModelConfig {
         architecture: name.to_owned(),
         hidden_size,
         layer_count: keys.required_size("block_count", LAYERS_MAX)?,
@@ -140,8 +88,7 @@ pub(crate) fn parse(
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
         eos_tokens: Vec::new(),
-    };
-    Ok((config, architecture))
+    })
 }
 
 /// Reads the number of elements of a head, of queries, keys and values alike.
@@ -177,29 +124,6 @@ fn multipliers(keys: &Keys<'_>) -> Result<Multipliers, ModelError> {
         true => Ok(multipliers),
         false => Err(keys.bad(residual, "with the other scales, factors within bounds")),
     }
-}
-
-fn refuse_unknown_keys(
-    global: &Keys<'_>,
-    keys: &Keys<'_>,
-    architecture: Architecture,
-) -> Result<(), ModelError> {
-    let has_multipliers = architecture == Architecture::MiniCpm;
-    for key in global.gguf.metadata.keys() {
-        if let Some(key) = key.strip_prefix(keys.prefix)
-            && !KNOWN_KEYS.contains(&key)
-            && !(has_multipliers && MULTIPLIER_KEYS.contains(&key))
-        {
-            return Err(keys.unsupported(key, "unknown key"));
-        }
-    }
-    if global.text("general.type")?.is_some_and(|kind| kind != "model") {
-        return Err(global.unsupported("general.type", "the file does not hold a model"));
-    }
-    if global.size("split.count", u64::from(u16::MAX)).ok().flatten().is_some_and(|n| n > 1) {
-        return Err(global.unsupported("split.count", "split files; merge them first"));
-    }
-    Ok(())
 }
 
 /// Reads the scaling of the RoPE frequencies; that of a tensor is read with the tensors. As in llama.cpp, a

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::{
-    config::{self, Architecture},
-    container,
+    architecture::Architecture,
+    config, container,
     names::{EMBEDDING, HEAD},
     rope,
     tensors::Finder,
@@ -22,6 +22,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
 pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> {
     let file = format!("{name}.gguf");
     let gguf = container::parse(&file, &bytes)?;
+    let named @ (architecture, _) = Architecture::read(&gguf)?;
     let dims = |name: &str| gguf.tensors.iter().find(|t| t.name == name).map(|t| &t.dims);
     let vocab_size = match dims(EMBEDDING).map(Vec::as_slice) {
         Some(&[_, rows]) => rows,
@@ -29,7 +30,7 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
             return Err(ModelError::MissingTensor { tensor: EMBEDDING.to_owned() });
         }
     };
-    let (mut config, architecture) = config::parse(&gguf, vocab_size, dims(HEAD).is_some())?;
+    let mut config = config::parse(&gguf, named, vocab_size, dims(HEAD).is_some())?;
     let tokens = tokenizer::read(&file, &gguf, &config)?;
     tokens.tokenizer.check_vocab_size(config.vocab_size)?;
     config.eos_tokens = tokens.eos_tokens;
@@ -41,7 +42,7 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
     config.linear_biases = finder.linear_biases();
     rope::read_divisors(&gguf, &mut finder, &mut config, architecture)?;
     let tensors = finder.tensors(&config, architecture)?;
-    let listing = finder.finish(&gguf, &config)?;
+    let listing = finder.finish(&gguf, architecture)?;
     Ok(Parts {
         name: name.to_owned(),
         container: "gguf",

@@ -1,5 +1,6 @@
 //! GGUF files: the container, and a model in it.
 
+pub(crate) mod architecture;
 pub(crate) mod config;
 pub(crate) mod container;
 pub(crate) mod file;
@@ -9,6 +10,7 @@ mod pieces;
 mod rope;
 mod tensors;
 pub(crate) mod tokenizer;
+mod understood;
 pub(crate) mod vocabulary;
 pub(crate) mod write;
 

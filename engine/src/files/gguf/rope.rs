@@ -1,7 +1,7 @@
 //! Divisors of the RoPE frequencies in GGUF files: `rope_freqs.weight`, or of `minicpm` the two tensors of LongRoPE.
 
 use super::{
-    config::Architecture,
+    architecture::Architecture,
     container::Gguf,
     keys::Keys,
     names::{LONGROPE_DIVISORS, ROPE_DIVISORS},
@@ -29,7 +29,8 @@ pub(super) fn read_divisors(
         return Ok(());
     }
     if !config.rope_scaling.is_none() {
-        return Err(ModelError::UnexpectedTensor { tensor: name.to_owned() });
+        let (tensor, needs) = (name.to_owned(), "two changes of RoPE at once");
+        return Err(ModelError::UnexpectedTensor { tensor, others: 0, needs });
     }
     let mut long_factors = None;
     if is_longrope && finder.entries.contains_key(long) {

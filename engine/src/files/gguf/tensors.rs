@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    config::Architecture,
+    architecture::Architecture,
     container::{Gguf, TensorEntry, type_name},
     names::{EMBEDDING, HEAD, bias_name, linear_name, norm_name},
 };
@@ -318,13 +318,10 @@ impl<'a> Finder<'a> {
     pub fn finish(
         mut self,
         gguf: &Gguf<'_>,
-        config: &ModelConfig,
+        architecture: Architecture,
     ) -> Result<Vec<TensorInfo>, ModelError> {
-        // A tied model does not use its head.
-        self.entries.retain(|&name, _| !(config.tied_head && name == HEAD));
-        if let Some(tensor) = self.entries.keys().min() {
-            return Err(ModelError::UnexpectedTensor { tensor: (*tensor).to_owned() });
-        }
+        let left = self.entries.keys().copied().filter(|name| !architecture.ignores(name));
+        ModelError::refuse_left_over(left)?;
         check_overlaps(self.ranges)?;
         let order: HashMap<&str, usize> =
             gguf.tensors.iter().enumerate().map(|(i, entry)| (entry.name, i)).collect();

@@ -1,13 +1,17 @@
 //! `config.json` and `generation_config.json` of a Hugging Face folder.
 //!
-//! Unknown keys are ignored, except in the RoPE and quantization blocks, where they are errors.
-//! [`UNSUPPORTED_KEYS`] may only have the value that changes nothing. Defaults are those of
-//! transformers' `BitNetConfig`, `LlamaConfig` and `Qwen3Config`, and of OpenBMB's `MiniCPMConfig`.
+//! Keys that may change the computation and are not read are errors ([`understood`]), and so are unknown keys in the RoPE and
+//! quantization blocks. Defaults are those of transformers' `BitNetConfig`, `LlamaConfig` and `Qwen3Config`, and of OpenBMB's
+//! `MiniCPMConfig`.
 
 use serde_json::{Map, Value};
 
 use super::python_json::without_literals;
-use super::{json_keys::Keys, rope};
+use super::{
+    family::{Family, MULTIPLIER_KEYS},
+    json_keys::Keys,
+    rope, understood,
+};
 use crate::{
     config::{Activation, Linear, ModelConfig, Multipliers},
     files::{
@@ -31,27 +35,6 @@ pub enum WeightStorage {
     Grouped,
 }
 
-/// A family of models.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    Bitnet,
-    Llama,
-    MiniCpm,
-    Qwen3,
-}
-
-impl Family {
-    /// Returns the name of the model type, which is that of the architecture, too.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Bitnet => "bitnet",
-            Self::Llama => "llama",
-            Self::MiniCpm => "minicpm",
-            Self::Qwen3 => "qwen3",
-        }
-    }
-}
-
 /// The contents of `config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HfConfig {
@@ -61,56 +44,6 @@ pub struct HfConfig {
     pub storage: WeightStorage,
 }
 
-/// The value of an unsupported key that changes nothing (a null or missing key never changes
-/// anything).
-#[derive(Clone, Copy)]
-enum Default {
-    False,
-    One,
-    Zero,
-    Nothing,
-}
-
-/// Keys for features that the engine does not support: key, harmless value, feature.
-const UNSUPPORTED_KEYS: &[(&str, Default, &str)] = &[
-    ("qkv_bias", Default::False, "biases"),
-    ("use_bias", Default::False, "biases"),
-    ("bias", Default::False, "biases"),
-    ("partial_rotary_factor", Default::One, "partial RoPE"),
-    ("rotary_pct", Default::One, "partial RoPE"),
-    ("rotary_dim", Default::Nothing, "partial RoPE"),
-    ("no_rope_layers", Default::Nothing, "layers without RoPE"),
-    ("alibi", Default::False, "ALiBi positions"),
-    ("attention_chunk_size", Default::Nothing, "chunked attention"),
-    ("num_experts", Default::Zero, "mixture of experts"),
-    ("num_local_experts", Default::Zero, "mixture of experts"),
-    ("n_routed_experts", Default::Zero, "mixture of experts"),
-    ("num_experts_per_tok", Default::Zero, "mixture of experts"),
-    ("attention_multiplier", Default::Nothing, "a different attention scale"),
-    ("attention_in_multiplier", Default::One, "scaled activations"),
-    ("attention_out_multiplier", Default::One, "scaled activations"),
-    ("key_multiplier", Default::One, "scaled keys"),
-    ("query_pre_attn_scalar", Default::Nothing, "a different attention scale"),
-    ("residual_multiplier", Default::One, "scaled residuals"),
-    ("embedding_multiplier", Default::One, "scaled embeddings"),
-    ("lm_head_multiplier", Default::One, "scaled logits"),
-    ("scale_emb", Default::One, "scaled embeddings"),
-    ("scale_depth", Default::One, "scaled residuals"),
-    ("logits_scaling", Default::One, "scaled logits"),
-    ("logit_scale", Default::One, "scaled logits"),
-    ("final_logit_softcapping", Default::Nothing, "capped logits"),
-    ("attn_logit_softcapping", Default::Nothing, "capped attention scores"),
-    ("use_qk_norm", Default::False, "normalized queries and keys"),
-    ("qk_layernorm", Default::False, "normalized queries and keys"),
-    ("qk_norm", Default::False, "normalized queries and keys"),
-    ("parallel_attn", Default::False, "parallel attention"),
-    ("use_parallel_residual", Default::False, "parallel residuals"),
-    ("is_encoder_decoder", Default::False, "an encoder"),
-    ("add_cross_attention", Default::False, "cross attention"),
-    ("sparse_config", Default::Nothing, "sparse attention"),
-    ("mamba_d_state", Default::Nothing, "state-space layers"),
-];
-
 /// Parses `config.json`.
 ///
 /// # Errors
@@ -119,18 +52,9 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let root: Map<String, Value> = serde_json::from_slice(&without_literals(bytes))
         .map_err(|source| ModelError::Json { file: "config.json".to_owned(), source })?;
     let keys = Keys { map: &root, prefix: "" };
-    let family = match keys.required_text("model_type")? {
-        "bitnet" => Family::Bitnet,
-        "llama" => Family::Llama,
-        "minicpm" => Family::MiniCpm,
-        "qwen3" => Family::Qwen3,
-        _ => {
-            let known = "only bitnet, llama, minicpm and qwen3 are known";
-            return Err(keys.unsupported("model_type", known));
-        }
-    };
+    let family = Family::read(&keys)?;
     let (is_bitnet, is_qwen3) = (family == Family::Bitnet, family == Family::Qwen3);
-    refuse_unsupported_keys(&keys, family)?;
+    understood::refuse_keys(&keys, family)?;
     let is_dense = family == Family::Llama && keys.get("quantization_config").is_none();
     let (storage, linear_norm_eps) = match one_bit_llm(&keys, is_bitnet)? {
         true => (WeightStorage::OneBitLlm, None),
@@ -207,9 +131,6 @@ fn linear_biases(keys: &Keys<'_>) -> Result<Vec<Linear>, ModelError> {
     Ok(Linear::ALL.into_iter().filter(has_bias).collect())
 }
 
-/// Keys of [`multipliers`] that other families have with another meaning.
-const MULTIPLIER_KEYS: [&str; 2] = ["scale_emb", "scale_depth"];
-
 /// Reads the constant factors of MiniCPM.
 fn multipliers(
     keys: &Keys<'_>,
@@ -258,35 +179,6 @@ pub fn parse_generation_eos(bytes: &[u8], vocab_size: usize) -> Result<Vec<u32>,
     let root: Map<String, Value> = serde_json::from_slice(&without_literals(bytes))
         .map_err(|source| ModelError::Json { file: "generation_config.json".to_owned(), source })?;
     Keys { map: &root, prefix: "generation_config." }.token_ids("eos_token_id", vocab_size)
-}
-
-fn refuse_unsupported_keys(keys: &Keys<'_>, family: Family) -> Result<(), ModelError> {
-    for &(key, harmless, feature) in UNSUPPORTED_KEYS {
-        let Some(value) = keys.get(key) else { continue };
-        if family == Family::MiniCpm && MULTIPLIER_KEYS.contains(&key) {
-            continue;
-        }
-        let fine = match harmless {
-            Default::False => value == &Value::Bool(false),
-            Default::One => value.as_f64() == Some(1.0),
-            Default::Zero => value.as_f64() == Some(0.0),
-            Default::Nothing => false,
-        };
-        if !fine {
-            return Err(keys.unsupported(key, feature));
-        }
-    }
-    let window_off = keys.get("use_sliding_window") == Some(&Value::Bool(false));
-    if keys.get("sliding_window").is_some() && !window_off {
-        return Err(keys.unsupported("sliding_window", "windowed attention"));
-    }
-    if let Some(types) = keys.get("layer_types") {
-        let full = |kind: &Value| kind == "full_attention";
-        if !types.as_array().is_some_and(|types| types.iter().all(full)) {
-            return Err(keys.unsupported("layer_types", "layers other than full attention"));
-        }
-    }
-    Ok(())
 }
 
 fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError> {

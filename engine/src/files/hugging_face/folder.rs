@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::{
     config::{self, HfConfig},
-    safetensors, tensors,
+    safetensors, tensors, understood,
 };
 use crate::{
     chat::ChatTemplate,
@@ -71,6 +71,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
     let Some(config) = small("config.json")? else {
         return Err(missing("config.json", "the shape of the model"));
     };
+    understood::refuse_files(path)?;
     let tokenizer_config = small("tokenizer_config.json")?;
     let special_tokens_map = small("special_tokens_map.json")?;
     let tokenizer = match read_optional(path, "tokenizer.json", TOKENIZER_BYTES_MAX)? {

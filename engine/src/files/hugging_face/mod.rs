@@ -2,6 +2,7 @@
 
 #[doc(hidden)]
 pub mod config;
+mod family;
 pub(crate) mod folder;
 mod json_keys;
 pub(crate) mod names;
@@ -10,4 +11,5 @@ pub(crate) mod rope;
 #[doc(hidden)]
 pub mod safetensors;
 mod tensors;
+mod understood;
 pub(crate) mod write;

@@ -7,6 +7,7 @@ use super::{
     config::WeightStorage,
     names::{linear_module, linear_name, norm_name},
     safetensors::{Dtype, TensorEntry},
+    understood,
 };
 use crate::{
     config::{Linear, ModelConfig, Norm},
@@ -179,14 +180,10 @@ impl Finder<'_> {
 
     /// Rejects tensors without a role, because they may change the computation.
     fn refuse_leftovers(self, config: &ModelConfig) -> Result<(), ModelError> {
-        let ignored = |name: &str| {
-            // A tied model does not use its head; frequencies follow from theta.
-            (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
-        };
-        match self.entries.into_keys().filter(|name| !ignored(name)).min() {
-            Some(tensor) => Err(ModelError::UnexpectedTensor { tensor }),
-            None => Ok(()),
-        }
+        let names = self.entries.keys().map(String::as_str);
+        ModelError::refuse_left_over(
+            names.filter(|name| !understood::ignores(name, config.tied_head)),
+        )
     }
 }
 

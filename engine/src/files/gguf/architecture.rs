@@ -1,0 +1,75 @@
+//! [`Architecture`]: the families of GGUF models, and for each what is understood of its files. A new family starts here.
+
+use super::{container::Gguf, keys::Keys, names::HEAD};
+use crate::files::{error::ModelError, needs};
+
+/// A family of GGUF models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Architecture {
+    /// BitNet b1.58 2B4T: `bitnet-b1.58` or `bitnet-25`.
+    BitnetB158,
+    /// 1bitLLM: `bitnet`.
+    Bitnet,
+    /// Llama 3 8B 1.58, Falcon3: `llama`.
+    Llama,
+    /// BitCPM: `minicpm`.
+    MiniCpm,
+    /// Ternary Bonsai: `qwen3`.
+    Qwen3,
+}
+
+/// Constant factors of `minicpm`: of embedding rows, of what blocks add, and the divisor of the logits.
+pub(crate) const MULTIPLIER_KEYS: [&str; 3] = ["embedding_scale", "residual_scale", "logit_scale"];
+
+impl Architecture {
+    /// Reads `general.architecture`. Returns it with its name in the file, which is the prefix of its keys.
+    ///
+    /// # Errors
+    /// The key is missing, or names a family that this build cannot compute.
+    pub fn read<'a>(gguf: &'a Gguf<'a>) -> Result<(Self, &'a str), ModelError> {
+        const KEY: &str = "general.architecture";
+        let keys = Keys { gguf, prefix: "" };
+        let name = keys.required_text(KEY)?;
+        let architecture = match name {
+            "bitnet-b1.58" | "bitnet-25" => Self::BitnetB158,
+            "bitnet" => Self::Bitnet,
+            "llama" => Self::Llama,
+            "minicpm" => Self::MiniCpm,
+            "qwen3" => Self::Qwen3,
+            _ => return Err(keys.unsupported(KEY, needs::of_architecture(name))),
+        };
+        Ok((architecture, name))
+    }
+
+    /// Returns whether the family is read by bitnet.cpp, with its type ids.
+    pub fn is_bitnet(self) -> bool {
+        matches!(self, Self::BitnetB158 | Self::Bitnet)
+    }
+
+    /// Returns whether rows of Q and K are in the order for adjacent-pair RoPE.
+    pub fn permutes_heads(self) -> bool {
+        matches!(self, Self::Llama | Self::MiniCpm)
+    }
+
+    /// Returns the keys that this family has beside those of all, without the prefix.
+    pub fn own_keys(self) -> &'static [&'static str] {
+        match self {
+            Self::MiniCpm => &MULTIPLIER_KEYS,
+            _ => &[],
+        }
+    }
+
+    /// Returns the prefixes of namespaces that only files of this family may have, such as `prism.`; reading them is the
+    /// family's duty.
+    pub fn own_namespaces(self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Returns whether a tensor without a role may stay in the file, because it changes no result.
+    ///
+    /// That is the head of BitNet files: bitnet.cpp multiplies by the embedding, even if there is another matrix.
+    /// `rope_freqs.weight` is never among them: its divisors change the frequencies of RoPE (see [`super::rope`]).
+    pub fn ignores(self, tensor: &str) -> bool {
+        self.is_bitnet() && tensor == HEAD
+    }
+}
