@@ -32,6 +32,7 @@ const EXAMPLES: &str = "\
 Examples:
   tritmill demo
   tritmill demo --format tl2 --threads 1
+  tritmill demo --schema
   tritmill demo --json | tail -1
 
 Exit code 1 if a line has no answer, or if fewer answers are correct than expected of the model.";
@@ -40,13 +41,16 @@ Exit code 1 if a line has no answer, or if fewer answers are correct than expect
 const ACCURACY_MIN: f64 = 0.995;
 /// Number of answers to print.
 const SAMPLES: usize = 10;
-/// Enough for a date and the end of the answer.
-const MAX_TOKENS: u32 = 12;
+/// Enough for a date, in JSON or alone, and the end of the answer.
+const MAX_TOKENS: u32 = 32;
 
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
+    /// Ask for JSON that a schema describes, {"date": "…"}, instead of the date alone
+    #[arg(long)]
+    schema: bool,
     /// Print the results as JSON in the last line
     #[arg(long)]
     json: bool,
@@ -63,6 +67,13 @@ struct Question {
     date: String,
 }
 
+/// An answer that the schema describes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Dated {
+    date: String,
+}
+
 /// Runs the demo and prints answers and speed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     arguments.run.device.one_kind().context("--device")?;
@@ -70,21 +81,34 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = tempfile::Builder::new().prefix("tritmill-demo-").tempdir();
     let folder = folder.context("cannot make a temporary folder")?;
     let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
-    fs::write(&input, batch_lines(&questions)).context("cannot write the batch lines")?;
+    fs::write(&input, batch_lines(&questions, arguments.schema))
+        .context("cannot write the batch lines")?;
     let count = questions.len();
     eprintln!(
         "The built-in model finds the date in a line of text. {count} lines from outside its"
     );
-    eprintln!("training data run as jobs: batch file → SQLite → dispatcher → worker → engine.\n");
+    eprintln!("training data run as jobs: batch file → SQLite → dispatcher → worker → engine.");
+    if arguments.schema {
+        eprintln!("Each answer is JSON of the schema {}.", schema());
+    }
+    eprintln!();
     let (progress, elapsed) = answer(arguments, &input, &output)?;
     ensure!(progress.failed == 0, "{} of {count} lines have no answer", progress.failed);
     let answers = answers(&output)?;
     ensure!(answers.len() == count, "{} answers to {count} lines", answers.len());
+    let date_of = |answer: &str| match arguments.schema {
+        true => serde_json::from_str::<Dated>(answer).map(|dated| dated.date),
+        false => Ok(answer.to_owned()),
+    };
+    for (id, answer) in &answers {
+        date_of(answer).with_context(|| format!("{id}: {answer} is not of the schema"))?;
+    }
     let is_correct = |(index, question): (usize, &Question)| {
-        answers.get(&custom_id(index)).is_some_and(|answer| *answer == question.date)
+        let date = answers.get(&custom_id(index)).and_then(|answer| date_of(answer).ok());
+        date.is_some_and(|date| date == question.date)
     };
     let correct = questions.iter().enumerate().filter(|pair| is_correct(*pair)).count();
-    print_samples(&questions, &answers)?;
+    print_samples(&questions, &answers, is_correct)?;
     print_figures(arguments, count, correct, &progress, elapsed)?;
     let enough = correct as f64 >= ACCURACY_MIN * count as f64;
     ensure!(enough, "only {correct} of {count} answers are correct: run tritmill doctor");
@@ -100,10 +124,20 @@ fn custom_id(index: usize) -> String {
     format!("line-{:04}", index + 1)
 }
 
+/// Returns the schema of answers in JSON.
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": { "date": { "type": "string", "format": "date" } },
+        "required": ["date"],
+        "additionalProperties": false,
+    })
+}
+
 /// Returns the lines as an input of `batch run`.
-fn batch_lines(questions: &[Question]) -> String {
+fn batch_lines(questions: &[Question], with_schema: bool) -> String {
     let line = |(index, question): (usize, &Question)| {
-        let line = json!({
+        let mut line = json!({
             "custom_id": custom_id(index),
             "method": "POST",
             "url": "/v1/chat/completions",
@@ -114,6 +148,11 @@ fn batch_lines(questions: &[Question]) -> String {
                 "max_tokens": MAX_TOKENS,
             },
         });
+        if with_schema {
+            let described = json!({ "name": "dated", "schema": schema() });
+            line["body"]["response_format"] =
+                json!({ "type": "json_schema", "json_schema": described });
+        }
         format!("{line}\n")
     };
     questions.iter().enumerate().map(line).collect()
@@ -185,11 +224,18 @@ fn answers(output: &Path) -> anyhow::Result<HashMap<String, String>> {
     Ok(answers)
 }
 
-fn print_samples(questions: &[Question], answers: &HashMap<String, String>) -> anyhow::Result<()> {
+fn print_samples(
+    questions: &[Question],
+    answers: &HashMap<String, String>,
+    is_correct: impl Fn((usize, &Question)) -> bool,
+) -> anyhow::Result<()> {
     for index in (0..SAMPLES).map(|sample| sample * questions.len() / SAMPLES) {
         let Question { text, date } = &questions[index];
         let answer = answers.get(&custom_id(index)).map_or("", String::as_str);
-        let verdict = if answer == date { String::new() } else { format!("  (correct: {date})") };
+        let verdict = match is_correct((index, &questions[index])) {
+            true => String::new(),
+            false => format!("  (correct: {date})"),
+        };
         output::line(format_args!("  {text}\n    → {answer}{verdict}"))?;
     }
     Ok(())
@@ -238,8 +284,9 @@ mod tests {
         let questions = questions().expect("they are JSON");
         assert_eq!(questions.len(), 1000);
         assert!(questions.iter().all(|question| question.date.len() == 10));
-        let lines = batch_lines(&questions[..2]);
+        let lines = batch_lines(&questions[..2], false);
         assert_eq!(lines.lines().count(), 2);
-        assert!(lines.contains("\"custom_id\":\"line-0002\""));
+        assert!(lines.contains("\"custom_id\":\"line-0002\"") && !lines.contains("schema"));
+        assert!(batch_lines(&questions[..1], true).contains("\"json_schema\""));
     }
 }

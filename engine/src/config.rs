@@ -91,6 +91,16 @@ impl RopeScaling {
     }
 }
 
+/// How a model turns a whole text into one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Pooling {
+    /// The hidden row of the last token, after the final norm.
+    #[serde(rename = "last")]
+    LastToken,
+}
+
+names!(Pooling, "pooling", LastToken = "last");
+
 /// Constant factors of MiniCPM models (maximal update parametrization, Hu et al. 2024, section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Multipliers {
@@ -172,6 +182,9 @@ pub struct ModelConfig {
     /// Constant factors of embedding, blocks and logits.
     #[serde(skip_serializing_if = "Multipliers::is_none")]
     pub multipliers: Multipliers,
+    /// Of models that embed texts and generate none. They have no head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Pooling>,
     /// Whether the head is the embedding matrix.
     pub tied_head: bool,
     /// Token prepended to a prompt.

@@ -41,6 +41,7 @@
 pub mod backend;
 pub mod chat;
 pub mod config;
+pub mod embed;
 mod engine;
 pub mod files;
 pub mod formats;

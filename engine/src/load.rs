@@ -37,6 +37,24 @@ pub enum LoadError {
     /// Loading on a GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaLoadError),
+    /// The model embeds texts and generates none.
+    #[error("{model} is an embedding model: it generates no text (see `tritmill model embed`)")]
+    Embeds {
+        /// Name of the model.
+        model: String,
+    },
+    /// The model generates text and embeds none.
+    #[error("{model} generates text: it is no embedding model")]
+    Generates {
+        /// Name of the model.
+        model: String,
+    },
+    /// GPUs have no embedding models.
+    #[error("embedding models run on the processor only, not on cuda:{ordinal}")]
+    EmbedsOnGpu {
+        /// The GPU.
+        ordinal: usize,
+    },
 }
 
 /// Options of an engine. Only `kv`, `head`, `activations` and `device` can change a token; each combination has its own
@@ -172,23 +190,51 @@ fn load(
     Ok(cpu::load(model, options)?)
 }
 
+/// Refuses models that embed texts.
+fn check_generates(model: &Model) -> Result<(), LoadError> {
+    match model.config().pooling {
+        None => Ok(()),
+        Some(_) => Err(LoadError::Embeds { model: model.name().to_owned() }),
+    }
+}
+
+/// Loads a model that embeds texts, with `block_count` KV blocks.
+///
+/// # Errors
+/// As [`cpu::load`], or the model generates text, or the device is a GPU.
+pub(crate) fn embedding_backend(
+    model: &Arc<Model>,
+    options: &EngineOptions,
+    block_count: usize,
+) -> Result<Box<dyn Backend>, LoadError> {
+    if model.config().pooling.is_none() {
+        return Err(LoadError::Generates { model: model.name().to_owned() });
+    }
+    if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
+        return Err(LoadError::EmbedsOnGpu { ordinal });
+    }
+    load(model, options, || block_count, || KvBlocks::Exactly(block_count))
+}
+
 /// Loads a model's weights for single steps, with `block_count` KV blocks.
 ///
 /// # Errors
-/// As [`cpu::load`] and [`cuda::load`].
+/// As [`cpu::load`] and [`cuda::load`], or the model embeds texts.
 pub fn backend(
     model: &Arc<Model>,
     options: &EngineOptions,
     block_count: usize,
 ) -> Result<Box<dyn Backend>, LoadError> {
+    check_generates(model)?;
     load(model, options, || block_count, || KvBlocks::Exactly(block_count))
 }
 
 /// Makes an engine: loads a model's weights and adds a scheduler.
 ///
 /// # Errors
-/// As [`cpu::load`] and [`cuda::load`].
+/// As [`cpu::load`] and [`cuda::load`], or the model embeds texts.
 pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, LoadError> {
+    check_generates(model)?;
     let of_cpu = || options.block_count(model);
     let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;

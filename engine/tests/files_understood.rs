@@ -146,7 +146,6 @@ fn keys_of_features_are_refused_with_what_they_would_need() {
         ("rope.dimension_sections", "several dimensions"),
         ("rope.freq_base_swa", "window"),
         ("nextn_predict_layers", "draft"),
-        ("pooling_type", "embedding"),
         ("attention.scale", "attention"),
         ("attention.layer_norm_epsilon", "attention"),
         ("swiglu_clamp_exp", "bounds"),
@@ -207,11 +206,15 @@ fn golden_files_of_other_families_are_refused_by_what_they_need() {
     let rotated = "qwen35-rotated-tiny/qwen35-rotated-tiny-q2_0.gguf";
     refusal(rotated, &["general.architecture = qwen35", "Gated DeltaNet"]);
     let embedding = "bitnet-embedding-tiny/bitnet-embedding-tiny-i2_s.gguf";
-    refusal(embedding, &["qwen3.pooling_type = 3", "embedding"]);
-    // Without that key, a plain Qwen3 by its header.
+    // Without the key of the pooling, a plain Qwen3 by its header; another pooling is not computed.
     let mut file = RawGguf::read(&golden(embedding));
     file.remove("qwen3.pooling_type");
     assert!(open(&file).unwrap_err().to_string().contains("token_embd.weight"));
+    file.set_u32("qwen3.pooling_type", 1);
+    assert!(open(&file).unwrap_err().to_string().contains("qwen3.pooling_type = 1"));
+    let mut other = bonsai();
+    other.set_u32("qwen3.pooling_type", 3);
+    assert!(open(&other).unwrap_err().to_string().contains("blk.0.attn_q.weight"));
     for (name, need) in [("maple", "experts"), ("qwen35moe", "DeltaNet"), ("gemma3", "windows")] {
         all_refused(&[name, need], |file| file.set_text("general.architecture", name));
     }
@@ -287,7 +290,7 @@ const HARMLESS: &str = r#"{
     "torch_dtype": "bfloat16", "gradient_checkpointing": true, "pad_token_id": 3,
     "cross_attention_hidden_size": null, "id2label": { "0": "LABEL_0" }, "head_dim": 32,
     "transformers.js_config": { "kv_cache_dtype": { "q4f16": "float16" } },
-    "max_length": 20, "temperature": 1.0, "repetition_penalty": 1.1, "is_llama_config": true,
+    "max_length": 20, "temperature": 1.0, "repetition_penalty": 1.1, "is_llama_config": true
 }"#;
 
 #[test]

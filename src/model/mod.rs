@@ -1,6 +1,7 @@
 //! `tritmill model`: commands that get a model, and commands on one.
 
 mod convert;
+mod embed;
 mod generate;
 mod inspect;
 mod list;
@@ -24,6 +25,8 @@ pub enum Command {
     Inspect(inspect::Arguments),
     /// Compute the logits of a token sequence
     Logits(logits::Arguments),
+    /// Turn texts into vectors, with an embedding model
+    Embed(embed::Arguments),
     /// Show the prompt that a conversation becomes: its text and tokens
     Prompt(prompt::Arguments),
     /// Generate an answer to one prompt
@@ -41,6 +44,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Pull(arguments) => pull::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),
+        Command::Embed(arguments) => embed::run(&arguments),
         Command::Prompt(arguments) => prompt::run(&arguments),
         Command::Generate(arguments) => generate::run(*arguments),
         Command::Synth(arguments) => synth::run(&arguments),

@@ -151,6 +151,20 @@ pub trait Backend: Send {
     /// If a chunk is invalid or the device fails. The KV blocks that the chunks write are undefined then.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
 
+    /// Runs one forward pass over all `chunks`, and writes the hidden rows after the final norm of the last positions of those with
+    /// [`LogitsFor::Last`] to `hidden` (cleared first). // (chunks, hidden)
+    ///
+    /// # Errors
+    /// As [`step`](Self::step), or if the device does not embed texts (the default).
+    fn step_hidden(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        hidden: &mut Vec<f32>,
+    ) -> Result<(), StepError> {
+        let _ = (chunks, hidden);
+        Err(StepError::Device("this device does not embed texts".into()))
+    }
+
     /// Returns what makes the steps of a GPU faster, and what became of it.
     fn features(&self) -> Vec<cuda::FeatureReport> {
         Vec::new()

@@ -125,6 +125,10 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
     if config.qk_norm {
         hasher.update(b"qk_norm");
     }
+    if let Some(pooling) = config.pooling {
+        hasher.update(b"pooling");
+        hasher.update(pooling.name().as_bytes());
+    }
     for linear in &config.linear_biases {
         hasher.update(b"bias");
         hasher.update(&[*linear as u8]);

@@ -25,7 +25,7 @@ const NEEDS: &[(&[&str], &str)] = &[
     (&["output_gate", "attn_gate", "gating"], "gated attention"),
     (&["mrope", "dimension_sections"], "positions of several dimensions"),
     (&["rope", "rotary", "yarn", "alibi", "nope"], "other positions"),
-    (&["pooling"], "an embedding of a whole text as the output"),
+    (&["pooling"], "another embedding of a whole text as the output"),
     (&["lora", "adapter"], "adapters"),
     (&["vision", "visual", "mmproj", "audio", "multimodal"], "inputs other than text"),
     (&["causal", "attn", "attention", "qkv", "qk", "heads"], "another attention"),

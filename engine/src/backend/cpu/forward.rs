@@ -17,15 +17,18 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
     }
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
-        let config = self.weights.config();
-        positions::check(chunks, config, self.block_count, &mut self.buffers.written)?;
-        self.buffers.lay_out(chunks, config.kv_head_count);
-        self.embed();
-        for layer in 0..self.weights.layers.len() {
-            self.attention_block(layer, chunks);
-            self.feed_forward_block(layer);
-        }
+        self.run_layers(chunks)?;
         self.head(chunks, logits);
+        Ok(())
+    }
+
+    fn step_hidden(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        hidden: &mut Vec<f32>,
+    ) -> Result<(), StepError> {
+        self.run_layers(chunks)?;
+        self.last_hidden(chunks, hidden);
         Ok(())
     }
 
@@ -105,6 +108,19 @@ impl<E: KvElement + bytemuck::Pod> Screening for CpuBackend<E> {
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
+    /// Writes the residual stream behind the last layer.
+    fn run_layers(&mut self, chunks: &[Chunk<'_>]) -> Result<(), StepError> {
+        let config = self.weights.config();
+        positions::check(chunks, config, self.block_count, &mut self.buffers.written)?;
+        self.buffers.lay_out(chunks, config.kv_head_count);
+        self.embed();
+        for layer in 0..self.weights.layers.len() {
+            self.attention_block(layer, chunks);
+            self.feed_forward_block(layer);
+        }
+        Ok(())
+    }
+
     /// Writes the embedding rows to the residual stream, and the rotations of every position.
     fn embed(&mut self) {
         let config = self.weights.config();

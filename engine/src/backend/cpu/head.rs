@@ -34,6 +34,8 @@ enum Rows {
         scales: Vec<f32>,
     },
     Ternary(PackedMatrix),
+    /// Of models that embed texts.
+    Absent,
 }
 
 impl Rows {
@@ -64,6 +66,9 @@ impl Head {
     /// # Errors
     /// If the matrix is ternary and cannot be decoded.
     pub fn load(model: &Model, format: Format, mode: HeadMode) -> Result<Self, ModelError> {
+        if model.config().pooling.is_some() {
+            return Ok(Self::absent(model));
+        }
         let Some(matrix) = model.ternary_head()? else {
             return Ok(Self::from_dense(model.head(), mode, || model.release_pages()));
         };
@@ -71,6 +76,12 @@ impl Head {
             .expect("the reader returns trits of the stated shape");
         let (vocab_size, hidden_size) = (matrix.rows, matrix.cols);
         Ok(Self { rows: Rows::Ternary(packed), screen: None, vocab_size, hidden_size })
+    }
+
+    /// Returns the head of a model that has none.
+    fn absent(model: &Model) -> Self {
+        let hidden_size = model.config().hidden_size;
+        Self { rows: Rows::Absent, screen: None, vocab_size: 0, hidden_size }
     }
 
     /// Copies a matrix; calls `release` after each [`COPY_BYTES`] read.
@@ -86,7 +97,7 @@ impl Head {
     /// Writes the buffers that hold the head, but for rows that are as in the model file.
     pub fn write<'a>(&'a self, sections: &mut Sections<'a>) {
         match &self.rows {
-            Rows::Stored { .. } => {}
+            Rows::Stored { .. } | Rows::Absent => {}
             Rows::Int8 { rows, scales } => {
                 sections.push(&rows[..]);
                 sections.push(scales);
@@ -106,6 +117,9 @@ impl Head {
         group: Option<usize>,
         from: &mut PackedReader<'_>,
     ) -> Result<Self, Damaged> {
+        if model.config().pooling.is_some() {
+            return Ok(Self::absent(model));
+        }
         let dense = model.head();
         let (vocab_size, hidden_size) = (dense.rows, dense.cols);
         let is_ternary = model.config().ternary_tables;
@@ -135,6 +149,9 @@ impl Head {
     /// Returns the memory in bytes that [`Self::load`] would take. `group` is that of a ternary head.
     pub fn size_for(model: &Model, format: Format, mode: HeadMode, group: Option<usize>) -> usize {
         let dense = model.head();
+        if model.config().pooling.is_some() {
+            return 0;
+        }
         if model.config().ternary_tables {
             return PackedMatrix::size_for(format, dense.rows, dense.cols, group);
         }
@@ -155,7 +172,7 @@ impl Head {
     pub fn ternary(&self) -> Option<&PackedMatrix> {
         match &self.rows {
             Rows::Ternary(matrix) => Some(matrix),
-            Rows::Stored { .. } | Rows::Int8 { .. } => None,
+            Rows::Stored { .. } | Rows::Int8 { .. } | Rows::Absent => None,
         }
     }
 
@@ -180,6 +197,7 @@ impl Head {
             Rows::Stored { bytes, .. } => bytes.len(),
             Rows::Int8 { rows, scales } => rows.len() + scales.len() * 4,
             Rows::Ternary(matrix) => matrix.size_bytes(),
+            Rows::Absent => 0,
         }
     }
 
@@ -187,7 +205,7 @@ impl Head {
     /// `out` `(n, count)`. `scratch` is reused between calls.
     ///
     /// # Panics
-    /// If the head is ternary.
+    /// If the head is ternary, or the model has none.
     pub fn logits(
         &self,
         kernels: &FloatKernels,
@@ -227,6 +245,7 @@ impl Head {
                 }
             }
             Rows::Ternary(_) => unreachable!("a ternary head is a linear"),
+            Rows::Absent => unreachable!("embedding models have no logits"),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::{
     tiles::tile_tasks,
 };
 use crate::{
-    backend::{Chunk, Logits, ScreenedRow, logits::ScreenedRows},
+    backend::{Chunk, Logits, LogitsFor, ScreenedRow, logits::ScreenedRows},
     formats::{PackedMatrix, TILE_ROWS},
     kernels::{
         self, Digits, GroupShape,
@@ -93,6 +93,26 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             logits.set_largest(some().map(|row| self.screen_state.list(place_of(row))));
         }
         self.whole_head(head, vocab, logits.all_mut());
+    }
+
+    /// Computes the final norm of the last rows of chunks with [`LogitsFor::Last`]. // (chunks, hidden)
+    pub(super) fn last_hidden(&mut self, chunks: &[Chunk<'_>], out: &mut Vec<f32>) {
+        let weights = Arc::clone(&self.weights);
+        let config = weights.config();
+        let hidden = config.hidden_size;
+        let mut end = 0;
+        out.clear();
+        for chunk in chunks {
+            end += chunk.tokens.len();
+            if !matches!(chunk.logits, LogitsFor::Last) {
+                continue;
+            }
+            let (row, at) = (end - 1, out.len());
+            out.resize(at + hidden, 0.0);
+            let x = &self.buffers.residual[row * hidden..(row + 1) * hidden];
+            let eps = config.stream_norm_eps();
+            self.kernels.rms_norm(x, &weights.final_norm, eps, &mut out[at..]);
+        }
     }
 
     /// Finds the tokens of a row with at least a logit: see [`Screening::at_least`](crate::backend::Screening).

@@ -168,7 +168,7 @@ fn vectors(model: &Model, architecture: &str) -> Result<Vec<(String, Vec<f32>)>,
     let config = model.config();
     let mut vectors = Vec::new();
     for norm in model.norms() {
-        vectors.push((names::norm_name(norm).unwrap_or_default(), model.norm(norm)?));
+        vectors.push((names::norm_name(norm), model.norm(norm)?));
     }
     if let RopeScaling::Divisors { divisors, long_factors } = &config.rope_scaling {
         let [short, long] = names::LONGROPE_DIVISORS;

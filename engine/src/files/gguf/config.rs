@@ -9,18 +9,19 @@
 //! | `qwen3` | as in Hugging Face | SiLU | no | `output.weight`, or the embedding |
 //!
 //! `minicpm` has constant factors, and a scale per group of inputs in its linears ([`crate::files::encodings`]). `qwen3` has norms
-//! of query and key heads, and such scales in every matrix.
+//! of query and key heads, and such scales in every matrix; with `pooling_type`, it is a BitNet embedding model, with one scale
+//! for each matrix and a norm in front of each linear.
 //!
 //! A key that is not understood may change the computation, so it is an error that names the key ([`understood`]).
 
 use super::{
     architecture::{Architecture, MULTIPLIER_KEYS},
-    container::Gguf,
+    container::{Gguf, Value},
     keys::Keys,
     understood,
 };
 use crate::{
-    config::{Activation, ModelConfig, Multipliers, RopeScaling, Yarn},
+    config::{Activation, ModelConfig, Multipliers, Pooling, RopeScaling, Yarn},
     files::{
         error::ModelError,
         limits::{LAYERS_MAX, VOCAB_MAX, WIDTH_MAX},
@@ -55,6 +56,11 @@ pub(crate) fn parse(
     {
         return Err(keys.bad("vocab_size", "the number of rows of token_embd.weight"));
     }
+    let rms_norm_eps =
+        keys.positive("attention.layer_norm_rms_epsilon", 0.1)?.ok_or_else(|| {
+            ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
+        })?;
+    let pooling = pooling(&keys, architecture)?;
     Ok(ModelConfig {
         architecture: name.to_owned(),
         hidden_size,
@@ -65,9 +71,7 @@ pub(crate) fn parse(
         intermediate_size: keys.required_size("feed_forward_length", WIDTH_MAX)?,
         vocab_size: vocab_size as usize,
         context_length: keys.required_size("context_length", u64::from(u32::MAX))?,
-        rms_norm_eps: keys.positive("attention.layer_norm_rms_epsilon", 0.1)?.ok_or_else(|| {
-            ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
-        })?,
+        rms_norm_eps,
         rope_theta: keys.positive("rope.freq_base", f32::MAX)?.unwrap_or(10_000.0),
         rope_scaling: rope_scaling(&keys, architecture)?,
         activation: match architecture {
@@ -75,20 +79,35 @@ pub(crate) fn parse(
             _ => Activation::Silu,
         },
         sub_norms: architecture.is_bitnet(),
-        linear_norm_eps: None,
+        linear_norm_eps: pooling.map(|_| rms_norm_eps),
         qk_norm: architecture == Architecture::Qwen3,
-        group_scales: matches!(architecture, Architecture::MiniCpm | Architecture::Qwen3),
-        ternary_tables: architecture == Architecture::Qwen3,
+        group_scales: matches!(architecture, Architecture::MiniCpm | Architecture::Qwen3)
+            && pooling.is_none(),
+        ternary_tables: architecture == Architecture::Qwen3 && pooling.is_none(),
         // Those of the tensors are found with them.
         linear_biases: Vec::new(),
         multipliers: match architecture {
             Architecture::MiniCpm => multipliers(&keys)?,
             _ => Multipliers::NONE,
         },
+        pooling,
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
         eos_tokens: Vec::new(),
     })
+}
+
+/// Reads how texts become vectors: type 3 of llama.cpp's kinds is the last token, 0 none. BitNet embedding models are `qwen3` files with
+/// it, and with a norm in front of each linear.
+fn pooling(keys: &Keys<'_>, architecture: Architecture) -> Result<Option<Pooling>, ModelError> {
+    const KEY: &str = "pooling_type";
+    match keys.get(KEY) {
+        None | Some(Value::Unsigned(0) | Value::Signed(0)) => Ok(None),
+        Some(Value::Unsigned(3) | Value::Signed(3)) if architecture == Architecture::Qwen3 => {
+            Ok(Some(Pooling::LastToken))
+        }
+        Some(_) => Err(keys.unsupported(KEY, "vectors of texts other than the last token's")),
+    }
 }
 
 /// Reads the number of elements of a head, of queries, keys and values alike.

@@ -39,9 +39,9 @@ fn linear_role(linear: Linear) -> &'static str {
     }
 }
 
-/// Returns the name of a norm's tensor in the file; the format has no per-linear norms.
-pub(crate) fn norm_name(norm: Norm) -> Option<String> {
-    Some(match norm {
+/// Returns the name of a norm's tensor in the file.
+pub(crate) fn norm_name(norm: Norm) -> String {
+    match norm {
         Norm::Attention(layer) => format!("blk.{layer}.attn_norm.weight"),
         Norm::AttentionSub(layer) => format!("blk.{layer}.attn_sub_norm.weight"),
         Norm::Query(layer) => format!("blk.{layer}.attn_q_norm.weight"),
@@ -49,6 +49,8 @@ pub(crate) fn norm_name(norm: Norm) -> Option<String> {
         Norm::FeedForward(layer) => format!("blk.{layer}.ffn_norm.weight"),
         Norm::FeedForwardSub(layer) => format!("blk.{layer}.ffn_sub_norm.weight"),
         Norm::Final => "output_norm.weight".to_owned(),
-        Norm::Linear(..) => return None,
-    })
+        Norm::Linear(layer, linear) => {
+            format!("blk.{layer}.{}_norm_in.weight", linear_role(linear))
+        }
+    }
 }

@@ -95,9 +95,7 @@ impl<'a> Finder<'a> {
         }
         let mut by_role = HashMap::new();
         for norm in norms(config) {
-            if let Some(name) = norm_name(norm) {
-                by_role.insert(norm, self.dense(&name, &[norm_len(config, norm)])?);
-            }
+            by_role.insert(norm, self.dense(&norm_name(norm), &[norm_len(config, norm)])?);
         }
         let mut by_linear = HashMap::new();
         for (layer, linear) in biases(config) {

@@ -54,7 +54,7 @@ const PROVENANCE: [&str; 19] = [
 ];
 
 /// Keys under the architecture's prefix that are read by [`super::config`].
-const READ_KEYS: [&str; 18] = [
+const READ_KEYS: [&str; 19] = [
     "vocab_size",
     "context_length",
     "embedding_length",
@@ -73,6 +73,7 @@ const READ_KEYS: [&str; 18] = [
     "attention.layer_norm_rms_epsilon",
     "attention.key_length",
     "attention.value_length",
+    "pooling_type",
 ];
 
 /// A value that changes nothing.
@@ -85,13 +86,12 @@ enum Neutral {
 
 /// Keys of features that this build lacks, with the value that stands for their absence: converters write some of them for every
 /// model. Those of YaRN are its defaults.
-const NEUTRAL_KEYS: [(&str, Neutral); 21] = [
+const NEUTRAL_KEYS: [(&str, Neutral); 20] = [
     ("expert_count", Neutral::Number(0.0)),
     ("expert_used_count", Neutral::Number(0.0)),
     ("expert_shared_count", Neutral::Number(0.0)),
     ("leading_dense_block_count", Neutral::Number(0.0)),
     ("nextn_predict_layers", Neutral::Number(0.0)),
-    ("pooling_type", Neutral::Number(0.0)),
     ("attention.causal", Neutral::Flag(true)),
     ("attention.sliding_window", Neutral::Number(0.0)),
     ("attention.clamp_kqv", Neutral::Number(0.0)),

@@ -113,6 +113,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
             Family::MiniCpm => multipliers(&keys, hidden_size, layer_count)?,
             _ => Multipliers::NONE,
         },
+        pooling: None,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
         eos_tokens: keys.token_ids("eos_token_id", vocab_size)?,

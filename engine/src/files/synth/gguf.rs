@@ -115,7 +115,7 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
     for norm in norms(config) {
         let len = norm_len(config, norm);
         let (dims, size_bytes) = (vec![len as u64], 4 * len as u64);
-        let name = names::norm_name(norm).unwrap_or_default();
+        let name = names::norm_name(norm);
         let fill = Fill::Norm { len, is_final: norm == Norm::Final };
         plan.push((TensorPlan { name, dims, type_id: 0, size_bytes }, fill));
     }

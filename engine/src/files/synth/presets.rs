@@ -98,6 +98,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
             },
             _ => Multipliers::NONE,
         },
+        pooling: None,
         tied_head,
         bos_token: Some(BOS),
         eos_tokens: vec![EOS],
