@@ -287,7 +287,7 @@ const HARMLESS: &str = r#"{
     "torch_dtype": "bfloat16", "gradient_checkpointing": true, "pad_token_id": 3,
     "cross_attention_hidden_size": null, "id2label": { "0": "LABEL_0" }, "head_dim": 32,
     "transformers.js_config": { "kv_cache_dtype": { "q4f16": "float16" } },
-    "max_length": 20, "temperature": 1.0, "repetition_penalty": 1.1, "is_llama_config": true,
+    "max_length": 20, "temperature": 1.0, "repetition_penalty": 1.1, "is_llama_config": true
 }"#;
 
 #[test]

@@ -304,7 +304,7 @@ impl ModelError {
     ) -> Result<(), Self> {
         let Some(first) = names.clone().min() else { return Ok(()) };
         let others = names.count() - 1;
-        let (tensor, needs) = (first.to_owned(), needs::of(first));
+        let (tensor, needs) = (shorten(first), needs::of(first));
         Err(Self::UnexpectedTensor { tensor, others, needs })
     }
 }

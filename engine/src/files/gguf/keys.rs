@@ -35,7 +35,7 @@ impl<'a> Keys<'a> {
     }
 
     pub fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
-        ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
+        ModelError::UnsupportedKey { key: shorten(self.name(key)), value: self.shown(key), why }
     }
 
     pub fn array(&self, key: &str) -> Result<Option<Array<'a>>, ModelError> {

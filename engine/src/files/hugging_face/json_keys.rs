@@ -29,7 +29,7 @@ impl<'a> Keys<'a> {
     }
 
     pub fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
-        ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
+        ModelError::UnsupportedKey { key: shorten(self.name(key)), value: self.shown(key), why }
     }
 
     pub fn missing(&self, key: &str) -> ModelError {
