@@ -113,7 +113,7 @@ fn of_ggufs(all: &[&RemoteFile], repository: String) -> Result<Choice, PullError
         let files = FileList(files.iter().copied().cloned().collect());
         Err(PullError::Several { repository: repository.clone(), files })
     };
-    // A file whose name says nothing is taken if it is the only model.
+    // A file with a name that says nothing is taken if it is the only model.
     if candidates.is_empty() {
         let is_unnamed = |other: &&PassedOver| other.why == WhyNot::OtherType;
         let unnamed: Vec<&PassedOver> = others.iter().filter(is_unnamed).collect();

@@ -123,7 +123,7 @@ impl Neutral {
     }
 }
 
-/// Refuses a file whose keys ask for more than is computed; `prefix` is that of the architecture's keys.
+/// Refuses a file with keys that ask for more than is computed; `prefix` is that of the architecture's keys.
 ///
 /// # Errors
 /// Names the first such key, and what it would need.

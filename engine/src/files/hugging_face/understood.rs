@@ -65,12 +65,13 @@ const UNSUPPORTED_KEYS: &[(&str, Neutral, &str)] = &[
 ];
 
 /// Keys that are read, here or in [`super::config`], and have a word of the arithmetic in their names.
-const READ_KEYS: [&str; 13] = [
+const READ_KEYS: [&str; 14] = [
     "attention_bias",
     "layer_types",
     "max_window_layers",
     "mlp_bias",
     "num_attention_heads",
+    "num_key_value_heads",
     "quantization",
     "quantization_config",
     "rms_norm_eps",
