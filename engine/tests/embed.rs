@@ -9,6 +9,7 @@ use std::{fs, sync::Arc};
 use safetensors::SafeTensors;
 use support::{RawGguf, cases, golden, numbers};
 use tritmill_engine::{
+    backend::cpu::KvType,
     embed::{self, EmbedError, Embedder},
     files::Model,
     formats::Format,
@@ -47,8 +48,10 @@ fn vectors_are_those_of_the_reference() {
     let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
     let each = isas.flat_map(|isa| Format::ALL.map(|format| (isa, format)));
     let mut first: Option<Vec<Vec<f32>>> = None;
+    // As in the reference.
+    let kv = KvType::F32;
     for (isa, format) in each {
-        let options = EngineOptions { isa: Some(isa), format, ..EngineOptions::default() };
+        let options = EngineOptions { isa: Some(isa), format, kv, ..EngineOptions::default() };
         let vectors = Embedder::load(&model(), &options).unwrap().embed(&texts).unwrap();
         for (index, (vector, expected)) in vectors.iter().zip(&expected).enumerate() {
             assert!((dot(vector, vector) - 1.0).abs() < 1e-5, "a vector of length 1");

@@ -202,11 +202,11 @@ fn what_does_not_exist_is_named() {
 fn several_models_are_listed() {
     let weights = weights();
     let rig =
-        Rig::new(&[("a.TQ1_0.gguf", &weights), ("a.TQ2_0.gguf", &weights)], Faults::default());
+        Rig::new(&[("a.TQ1_0.gguf", &weights), ("b.TQ2_0.gguf", &weights)], Faults::default());
     let error = rig.fails(REPOSITORY);
-    assert!(error.contains("--file: a.TQ1_0.gguf (0.00 GB), a.TQ2_0.gguf"), "{error}");
-    let pulled = rig.pull(&format!("{REPOSITORY}:a.TQ2_0.gguf")).expect("one is chosen");
-    assert!(pulled.path.ends_with("a.TQ2_0.gguf"));
+    assert!(error.contains("--file: a.TQ1_0.gguf (0.00 GB), b.TQ2_0.gguf"), "{error}");
+    let pulled = rig.pull(&format!("{REPOSITORY}:b.TQ2_0.gguf")).expect("one is chosen");
+    assert!(pulled.path.ends_with("b.TQ2_0.gguf"));
 }
 
 #[test]
