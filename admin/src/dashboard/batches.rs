@@ -8,7 +8,7 @@ use axum::extract::{Path, Query};
 use serde::Deserialize;
 use tritmill_queue::{Tenant, Timestamp, store::Page};
 
-use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
+use super::{Content, PageError, PageResult, Visit, filters, pager::Pager, percent_encoded};
 use crate::{
     ApiError, App, Caller,
     openai::batches,
@@ -126,9 +126,7 @@ impl BatchRow {
 struct BatchesView {
     now: Timestamp,
     batches: Vec<BatchRow>,
-    /// Last batch of the page, if there are more.
-    next: Option<BatchId>,
-    is_first: bool,
+    pager: Pager,
     filter: FilterForm,
     states: [BatchState; 8],
     is_operator: bool,
@@ -189,9 +187,8 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
     let limits = app.limits;
     let view = BatchesView {
         now: app.client.now().await?,
-        next: found.last().map(|batch| batch.id).filter(|_| has_more),
+        pager: Pager::latest_first("batches", first, next),
         batches: found.into_iter().map(|batch| BatchRow { batch }).collect(),
-        is_first: after.is_none(),
         filter: form,
         states: BatchState::ALL,
         is_operator: caller.may_operate(),

@@ -11,8 +11,14 @@ use tritmill_queue::{
     },
 };
 
-use super::{Content, PageError, PageResult, Visit, bulk::Action, filters, percent_encoded};
-use crate::{ApiError, App, Caller, operator::params, store::BatchId};
+use super::{
+    Content, PageError, PageResult, Visit, bulk::Action, filters, pager::Pager, percent_encoded,
+};
+use crate::{
+    ApiError, App, Caller,
+    operator::{metadata, params},
+    store::BatchId,
+};
 
 /// Jobs per page.
 const PAGE_SIZE: u32 = 50;
@@ -130,14 +136,7 @@ struct JobsView {
     actions: Vec<Action>,
     jobs: Vec<JobSummary>,
     count: Count,
-    next: Option<JobId>,
-}
-
-impl JobsView {
-    /// URL of the next page.
-    fn next_href(&self) -> Option<String> {
-        self.next.map(|next| self.filter.href(Some(next)))
-    }
+    pager: Pager,
 }
 
 /// Shows jobs, the latest first.
@@ -167,5 +166,6 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
         jobs: found.jobs,
         next: found.next,
     };
+        pager: Pager::latest_first("jobs", first, next),
     Ok(Content::new("Jobs", &view))
 }
