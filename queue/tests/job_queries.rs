@@ -9,6 +9,7 @@ mod stores;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use conformance::{LEASE, answer, by, error, finished, job, queue};
+use serde_json::json;
 use stores::{Rig, all};
 use tritmill_queue::{
     ErrorKind, FinishedAttempt, Job, JobError, JobId, JobState, Outcome, Priority, QueueName,
@@ -16,8 +17,8 @@ use tritmill_queue::{
     store::{
         JobFilter, JobStore as TestStore, Page,
         bulk::{self, BulkAction},
-        history::Period,
-        job_queries::{AttemptEnd, SCAN_MAX},
+        history::{Period, Subject},
+        job_queries::{AttemptEnd, MetadataFilter, SCAN_MAX},
         workers::{Heartbeat, Integrity, WorkerMetrics},
     },
 };
@@ -121,6 +122,50 @@ async fn jobs_are_filtered_by_any_field_newest_first() {
         assert_eq!(failed[0].error_code.as_deref(), Some("too_long"));
         assert_eq!((failed[0].owner.as_deref(), failed[0].attempts), (Some("w1"), 1));
         assert!(failed[0].finished_at.is_some() && failed[0].started_at.is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn jobs_are_found_by_metadata_of_their_own_or_their_batch() {
+    all(async |Rig { store, .. }| {
+        let with = |pairs: serde_json::Value| {
+            let echo = serde_json::Map::from_iter([("metadata".to_owned(), pairs)]);
+            Job { id: JobId::generate(), echo, ..job() }
+        };
+        let acme = Tenant("acme".into());
+        let jobs = [
+            with(json!({ "run": "7", "it's \"odd\" %": "a=b" })),
+            with(json!({ "run": "8" })),
+            Job { tenant: acme.clone(), ..with(json!({ "run": "7" })) },
+            with(json!({ "run": "7\0" })),
+            with(json!({})),
+            Job { id: JobId::generate(), ..job() },
+        ];
+        store.submit(&jobs).await.unwrap();
+        end(&store, &jobs[..1], answer("a")).await;
+        let pair = |name: &str, value: &str, batches| JobFilter {
+            metadata: Some(MetadataFilter { name: name.into(), value: value.into(), batches }),
+            ..JobFilter::default()
+        };
+        let check = async |filter: JobFilter, expect: &[usize]| {
+            let expect: Vec<JobId> = expect.iter().rev().map(|at| jobs[*at].id).collect();
+            assert_eq!(found(&store, &filter).await, expect, "{filter:?}");
+        };
+        // The first is in the table of ended jobs, the others are in that of open ones.
+        let seven = pair("run", "7", Vec::new());
+        check(seven.clone(), &[0, 2]).await;
+        check(pair("run", "", Vec::new()), &[]).await;
+        check(pair("ru", "7", Vec::new()), &[]).await;
+        check(pair("it's \"odd\" %", "a=b", Vec::new()), &[0]).await;
+        check(JobFilter { tenant: Some(acme), ..seven.clone() }, &[2]).await;
+        check(JobFilter { state: Some(JobState::Completed), ..seven.clone() }, &[0]).await;
+        check(seven.clone().within(Some(jobs[1].id..=jobs[2].id)), &[2]).await;
+        // Of the lines of a batch, one has the pair itself: it is found once.
+        let lines = jobs[1].id..=jobs[2].id;
+        let beside = pair("run", "7", vec![lines, jobs[5].id..=jobs[5].id]);
+        check(beside.clone(), &[0, 1, 2, 5]).await;
+        check(JobFilter { state: Some(JobState::Queued), ..beside }, &[1, 2, 5]).await;
     })
     .await;
 }

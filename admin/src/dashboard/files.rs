@@ -67,6 +67,8 @@ async fn load(app: App, caller: Caller, query: FilesQuery) -> Result<Content, Pa
     let page = Page { after, limit: PAGE_SIZE, ascending: false };
     let files = app.store.files(&caller.tenant, purpose, page).await?;
     let is_full = files.len() == PAGE_SIZE as usize;
+    let list = format!("/dashboard/files?purpose={}", purpose.map_or("", FilePurpose::as_str));
+    let next = files.last().filter(|_| is_full).map(|file| format!("{list}&after={}", file.id));
     let view = FilesView {
         now: app.client.now().await?,
         purposes: [FilePurpose::Batch, FilePurpose::BatchOutput],

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use askama::Template;
 use axum::extract::Path;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tritmill_queue::{
     EventId, JobEvent, JobId, JobState, Message, Outcome, Part, Priority, Prompt, Role, Timestamp,
     store::job_queries::{Attempt, AttemptEnd, JobHistory},
@@ -62,6 +62,18 @@ impl JobView {
     }
 
     /// The prompt as messages: role and text.
+    /// The pairs that the caller gave it.
+    fn metadata(&self) -> Vec<(&str, &str)> {
+        let pairs = self.history.record.job.echo.get("metadata").and_then(Value::as_object);
+        let text = |(name, value)| Some((String::as_str(name), Value::as_str(value)?));
+        pairs.into_iter().flatten().filter_map(text).collect()
+    }
+
+    /// URL of the list of jobs with a pair.
+    fn metadata_href(name: &str, value: &str) -> String {
+        format!("/dashboard/jobs?metadata={}", percent_encoded(&format!("{name}={value}")))
+    }
+
     fn prompt(&self) -> Vec<(&'static str, String)> {
         let part = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => vec![("text", truncated(text))],

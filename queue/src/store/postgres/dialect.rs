@@ -66,6 +66,10 @@ macro_rules! for_share {
 
 pub(super) type Db = Postgres;
 
+/// What a column of metadata must contain, around the parameters of name and value.
+pub(super) const METADATA_HAS: [&str; 3] =
+    ["metadata @> jsonb_build_object(", "::text, ", "::text)"];
+
 /// An id as text, in the same order. Postgres has no minimum of UUIDs before release 18.
 pub(super) const ID_TEXT: &str = "id::text";
 

@@ -67,6 +67,10 @@ macro_rules! for_share {
 
 pub(super) type Db = Sqlite;
 
+/// What a column of metadata must contain, around the parameters of name and value.
+pub(super) const METADATA_HAS: [&str; 3] =
+    ["EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ", " AND value = ", ")"];
+
 /// An id as text, in the same order.
 pub(super) const ID_TEXT: &str = "hex(id)";
 
