@@ -398,7 +398,9 @@ async fn samples_count_each_finished_job_once() {
         rig.advance(Duration::from_secs(1));
         store.sample().await.unwrap();
         rig.advance(Duration::from_secs(2));
-        store.heartbeat(&beat("w1", Integrity::default())).await.unwrap();
+        let mut working = beat("w1", Integrity::default());
+        working.metrics.decode_tokens_per_s = 50.0;
+        store.heartbeat(&working).await.unwrap();
         let jobs: Vec<Job> = (0..4).map(|_| job()).collect();
         store.submit(&jobs).await.unwrap();
         rig.advance(Duration::from_secs(2));
@@ -427,6 +429,23 @@ async fn samples_count_each_finished_job_once() {
                 assert!(sum.slots_sum >= 8 && sum.queued_max == 2, "{sum:?}");
             }
         }
+        for subject in [Subject::Tenant(Tenant::default()), Subject::Worker("w1".into())] {
+            for period in Subject::PERIODS {
+                let points = store.subject_samples(&subject, period, hour, now).await.unwrap();
+                let mut sum = tritmill_queue::store::history::Sample::default();
+                points.iter().for_each(|point| sum.merge(&point.sample));
+                assert_eq!((sum.completed, sum.failed), (2, 1), "{subject:?}");
+                assert_eq!(sum.latencies.run.count(), 2, "{subject:?}");
+                match subject {
+                    Subject::Tenant(_) => assert_eq!(sum.completion_tokens, 4),
+                    // Its tokens are those of its heartbeat: 50 per second.
+                    _ => assert!(sum.completion_tokens >= 250 && sum.slots_sum >= 8, "{sum:?}"),
+                }
+            }
+        }
+        let stranger = Subject::Tenant(Tenant("stranger".into()));
+        let none = store.subject_samples(&stranger, Period::Minute, hour, now).await.unwrap();
+        assert!(none.is_empty());
         let other = QueueName { format: "tl1".into(), ..queue() };
         let none = store.samples(Some(&other), Period::Minute, hour, now).await.unwrap();
         assert!(none.is_empty());
@@ -434,6 +453,9 @@ async fn samples_count_each_finished_job_once() {
         store.maintain().await.unwrap();
         let long = now.before(Duration::from_secs(86_400));
         assert!(store.samples(None, Period::Hour, long, now).await.unwrap().is_empty());
+        let tenant = Subject::Tenant(Tenant::default());
+        let old = store.subject_samples(&tenant, Period::Hour, long, now).await.unwrap();
+        assert!(old.is_empty());
     })
     .await;
 }
