@@ -231,6 +231,7 @@ fn waiting_job_runs_now_with_another_priority() {
     assert!(page.contains("Run now") && page.contains("Set priority"), "{page}");
     let page = visitor.sees(&format!("/dashboard/jobs/{queued}"));
     assert!(!page.contains("Run now") && !page.contains("Set priority"), "{page}");
+    assert!(page.contains("only scheduled and retrying jobs can change theirs"), "{page}");
     visitor.does(&format!("/dashboard/jobs/{waiting}/priority"), "priority=high");
     assert!(visitor.sees(&format!("/dashboard/jobs/{waiting}")).contains("· high ·"));
     let api = admin.first();

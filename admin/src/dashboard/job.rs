@@ -54,6 +54,7 @@ struct JobView {
     may_rerun: bool,
     /// Whether its time and priority may be changed.
     may_hasten: bool,
+    is_operator: bool,
 }
 
 impl JobView {
@@ -195,6 +196,7 @@ async fn load(app: App, caller: Caller, id: String) -> Result<Content, PageError
         may_rerun: caller.may_submit(),
         may_hasten: matches!(record.state, JobState::Scheduled | JobState::Retrying)
             && caller.may_operate(),
+        is_operator: caller.may_operate(),
         history,
     };
     Ok(Content::new(format!("Job {id}"), &view))
