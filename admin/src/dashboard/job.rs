@@ -62,7 +62,6 @@ impl JobView {
         format!("/dashboard/queues/{}", percent_encoded(&self.history.record.job.queue.to_string()))
     }
 
-    /// The prompt as messages: role and text.
     /// The pairs that the caller gave it.
     fn metadata(&self) -> Vec<(&str, &str)> {
         let pairs = self.history.record.job.echo.get("metadata").and_then(Value::as_object);
@@ -75,6 +74,7 @@ impl JobView {
         format!("/dashboard/jobs?metadata={}", percent_encoded(&format!("{name}={value}")))
     }
 
+    /// The prompt as messages: role and text.
     fn prompt(&self) -> Vec<(&'static str, String)> {
         let part = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => vec![("text", truncated(text))],

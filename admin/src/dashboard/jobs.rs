@@ -166,6 +166,7 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
     let first = before.map(|_: JobId| form.href(None));
     let next = found.next.map(|next| form.href(Some(next)));
     let view = JobsView {
+        pager: Pager::latest_first("jobs", first, next),
         now: app.client.now().await?,
         count,
         actions: match caller.may_operate() && form.is_set() {
@@ -177,6 +178,5 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
         is_operator: caller.may_operate(),
         jobs: found.jobs,
     };
-        pager: Pager::latest_first("jobs", first, next),
     Ok(Content::new("Jobs", &view))
 }
