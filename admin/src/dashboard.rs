@@ -27,6 +27,7 @@ mod live;
 pub(crate) mod login;
 pub(crate) mod overview;
 pub(crate) mod page;
+mod pager;
 pub(crate) mod playground;
 pub(crate) mod queues;
 pub(crate) mod rerun;

@@ -15,6 +15,7 @@ pub(crate) mod history;
 pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod keys;
+pub(crate) mod metadata;
 pub(crate) mod params;
 pub(crate) mod queues;
 pub(crate) mod tenants;

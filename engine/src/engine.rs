@@ -269,12 +269,16 @@ impl Engine {
     pub fn stats(&self) -> EngineStats {
         let scheduled = self.scheduler.counters();
         let cache = self.scheduler.cache();
+        let bytes = |blocks: usize| (blocks * self.backend.block_bytes()) as u64;
         EngineStats {
             running: self.scheduler.running(),
             pending: self.scheduler.pending(),
             blocks_used: cache.held(),
             blocks_cached: cache.cached(),
             blocks_total: cache.total(),
+            bytes_used: bytes(cache.held()),
+            bytes_total: bytes(cache.total()),
+            tiers: self.disk_stats(),
             prefix_hit_tokens: scheduled.prefix_hit_tokens,
             prefix_miss_tokens: scheduled.prefix_miss_tokens,
             preemptions: scheduled.preemptions,

@@ -39,3 +39,21 @@ ALTER TABLE api_keys
     DROP CONSTRAINT api_keys_role_check,
     ADD CONSTRAINT api_keys_role_check CHECK (role IN ('metrics', 'read', 'submit', 'manage', 'operate'));
 CREATE INDEX api_keys_by_tenant ON api_keys (tenant, id);
+
+-- Pairs of names and values that the caller gave a job, and the jobs that have some. Jobs of earlier releases have none.
+ALTER TABLE open_jobs ADD COLUMN metadata jsonb;
+ALTER TABLE jobs ADD COLUMN metadata jsonb;
+CREATE INDEX open_jobs_with_metadata ON open_jobs (id) WHERE metadata IS NOT NULL;
+CREATE INDEX jobs_with_metadata ON jobs (id) WHERE metadata IS NOT NULL;
+
+-- Samples of tenants and workers, as `samples` has those of queues. NULL in a row of `recent_ends`: from an earlier release, or unclaimed.
+ALTER TABLE recent_ends ADD COLUMN tenant text COLLATE "C", ADD COLUMN owner text COLLATE "C";
+CREATE TABLE subject_samples (
+    kind     text NOT NULL CHECK (kind IN ('tenant', 'worker')),
+    name     text COLLATE "C" NOT NULL,
+    period_s bigint NOT NULL,
+    at       bigint NOT NULL,  -- begin of the period
+    sample   jsonb  NOT NULL,
+    PRIMARY KEY (kind, name, period_s, at)
+);
+CREATE INDEX subject_samples_by_time ON subject_samples (period_s, at);

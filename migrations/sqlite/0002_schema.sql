@@ -56,3 +56,16 @@ CREATE INDEX sessions_by_key ON sessions (key_id, expires_at);
 CREATE INDEX sessions_expiring ON sessions (expires_at);
 INSERT INTO sessions (hash, key_id, expires_at) SELECT hash, key_id, expires_at FROM kept_sessions;
 DROP TABLE kept_sessions;
+
+ALTER TABLE jobs ADD COLUMN metadata TEXT;
+CREATE INDEX jobs_with_metadata ON jobs (id) WHERE metadata IS NOT NULL;
+
+CREATE TABLE subject_samples (
+    kind     TEXT NOT NULL CHECK (kind IN ('tenant', 'worker')),
+    name     TEXT NOT NULL,
+    period_s INTEGER NOT NULL,
+    at       INTEGER NOT NULL,
+    sample   TEXT NOT NULL,  -- JSON
+    PRIMARY KEY (kind, name, period_s, at)
+) WITHOUT ROWID;
+CREATE INDEX subject_samples_by_time ON subject_samples (period_s, at);

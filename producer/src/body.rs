@@ -62,11 +62,17 @@ pub struct Body {
     pub sampling: Sampling,
     /// Seed, if given.
     pub seed: Option<u64>,
+    /// The caller's pairs of names and texts.
+    pub metadata: Map<String, Value>,
 }
 
 impl Body {
     /// Returns the job that answers it. Without a seed, one is derived from its id.
     pub fn job(self, id: JobId, queue: QueueName) -> Job {
+        let mut echo = Map::new();
+        if !self.metadata.is_empty() {
+            echo.insert("metadata".to_owned(), Value::Object(self.metadata));
+        }
         Job {
             id,
             tenant: Tenant::default(),
@@ -81,7 +87,7 @@ impl Body {
             stream: false,
             traceparent: None,
             task: Task::Generate,
-            echo: Map::new(),
+            echo,
             custom_id: None,
         }
     }
@@ -93,7 +99,7 @@ impl Body {
 /// The first field that cannot be used.
 pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
     let mut fields = Fields::new(map, "");
-    without_effect(&mut fields)?;
+    let metadata = without_effect(&mut fields)?;
     let model = fields.text("model")?;
     if fields.boolean("stream")? == Some(true) {
         return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
@@ -122,11 +128,11 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
     })?;
     check_choices(&prompt, &sampling)?;
     check_tools(&prompt, &sampling)?;
-    Ok(Body { model, prompt, sampling, seed })
+    Ok(Body { model, prompt, sampling, seed, metadata })
 }
 
-/// Takes the parameters that do not change an answer.
-fn without_effect(fields: &mut Fields) -> Result<(), FieldError> {
+/// Takes the parameters that do not change an answer; returns the metadata.
+fn without_effect(fields: &mut Fields) -> Result<Map<String, Value>, FieldError> {
     /// What OpenAI allows.
     const PAIRS_MAX: usize = 16;
     const NAME_MAX: usize = 64;
@@ -145,7 +151,7 @@ fn without_effect(fields: &mut Fields) -> Result<(), FieldError> {
         }
     }
     let metadata = match fields.take("metadata") {
-        None => return Ok(()),
+        None => return Ok(Map::new()),
         Some(Value::Object(map)) => map,
         Some(other) => return Err(FieldError::wrong_type("metadata", "an object", &other)),
     };
@@ -164,7 +170,7 @@ fn without_effect(fields: &mut Fields) -> Result<(), FieldError> {
             return Err(FieldError::new(path, "invalid_value", problem));
         }
     }
-    Ok(())
+    Ok(metadata)
 }
 
 /// Parses the messages, and what else the model's chat template gets.

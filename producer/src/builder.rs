@@ -135,7 +135,8 @@ impl JobBuilder {
         let (name, format) = model.split_once('@').unwrap_or((model, "i2_s"));
         let queue = QueueName { model: name.to_owned(), format: format.to_owned() };
         // `build` sets the seed.
-        let body = Body { model: None, prompt, sampling: Sampling::default(), seed: Some(0) };
+        let (sampling, metadata) = (Sampling::default(), Map::new());
+        let body = Body { model: None, prompt, sampling, seed: Some(0), metadata };
         let job = body.job(JobId::generate(), queue);
         Self { job, seed: None, traceparent: None, idempotency_key: None }
     }

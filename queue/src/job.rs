@@ -302,6 +302,18 @@ impl Job {
         self.sampling.n.saturating_mul(prompts)
     }
 
+    /// Returns its `metadata` that can be searched, as a JSON object; `None` without any. Postgres' JSON has no NUL
+    /// character, so a pair with one is left out.
+    pub(crate) fn searched_metadata(&self) -> Option<String> {
+        let Some(Value::Object(given)) = self.echo.get("metadata") else { return None };
+        let pairs = given.iter().filter_map(|(name, value)| {
+            let value = value.as_str()?;
+            (!name.contains('\0') && !value.contains('\0')).then(|| (name.clone(), value.into()))
+        });
+        let pairs: Map<String, Value> = pairs.collect();
+        (!pairs.is_empty()).then(|| Value::Object(pairs).to_string())
+    }
+
     /// Estimated number of tokens: the prompt by its length, and the most that may be generated.
     pub fn cost(&self) -> u32 {
         fn tokens(prompt: &Prompt) -> usize {

@@ -9,6 +9,7 @@ mod stores;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use conformance::{LEASE, answer, by, error, finished, job, queue};
+use serde_json::json;
 use stores::{Rig, all};
 use tritmill_queue::{
     ErrorKind, FinishedAttempt, Job, JobError, JobId, JobState, Outcome, Priority, QueueName,
@@ -16,8 +17,8 @@ use tritmill_queue::{
     store::{
         JobFilter, JobStore as TestStore, Page,
         bulk::{self, BulkAction},
-        history::Period,
-        job_queries::{AttemptEnd, SCAN_MAX},
+        history::{Period, Subject},
+        job_queries::{AttemptEnd, MetadataFilter, SCAN_MAX},
         workers::{Heartbeat, Integrity, WorkerMetrics},
     },
 };
@@ -121,6 +122,50 @@ async fn jobs_are_filtered_by_any_field_newest_first() {
         assert_eq!(failed[0].error_code.as_deref(), Some("too_long"));
         assert_eq!((failed[0].owner.as_deref(), failed[0].attempts), (Some("w1"), 1));
         assert!(failed[0].finished_at.is_some() && failed[0].started_at.is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn jobs_are_found_by_metadata_of_their_own_or_their_batch() {
+    all(async |Rig { store, .. }| {
+        let with = |pairs: serde_json::Value| {
+            let echo = serde_json::Map::from_iter([("metadata".to_owned(), pairs)]);
+            Job { id: JobId::generate(), echo, ..job() }
+        };
+        let acme = Tenant("acme".into());
+        let jobs = [
+            with(json!({ "run": "7", "it's \"odd\" %": "a=b" })),
+            with(json!({ "run": "8" })),
+            Job { tenant: acme.clone(), ..with(json!({ "run": "7" })) },
+            with(json!({ "run": "7\0" })),
+            with(json!({})),
+            Job { id: JobId::generate(), ..job() },
+        ];
+        store.submit(&jobs).await.unwrap();
+        end(&store, &jobs[..1], answer("a")).await;
+        let pair = |name: &str, value: &str, batches| JobFilter {
+            metadata: Some(MetadataFilter { name: name.into(), value: value.into(), batches }),
+            ..JobFilter::default()
+        };
+        let check = async |filter: JobFilter, expect: &[usize]| {
+            let expect: Vec<JobId> = expect.iter().rev().map(|at| jobs[*at].id).collect();
+            assert_eq!(found(&store, &filter).await, expect, "{filter:?}");
+        };
+        // The first is in the table of ended jobs, the others are in that of open ones.
+        let seven = pair("run", "7", Vec::new());
+        check(seven.clone(), &[0, 2]).await;
+        check(pair("run", "", Vec::new()), &[]).await;
+        check(pair("ru", "7", Vec::new()), &[]).await;
+        check(pair("it's \"odd\" %", "a=b", Vec::new()), &[0]).await;
+        check(JobFilter { tenant: Some(acme), ..seven.clone() }, &[2]).await;
+        check(JobFilter { state: Some(JobState::Completed), ..seven.clone() }, &[0]).await;
+        check(seven.clone().within(Some(jobs[1].id..=jobs[2].id)), &[2]).await;
+        // Of the lines of a batch, one has the pair itself: it is found once.
+        let lines = jobs[1].id..=jobs[2].id;
+        let beside = pair("run", "7", vec![lines, jobs[5].id..=jobs[5].id]);
+        check(beside.clone(), &[0, 1, 2, 5]).await;
+        check(JobFilter { state: Some(JobState::Queued), ..beside }, &[1, 2, 5]).await;
     })
     .await;
 }
@@ -353,7 +398,9 @@ async fn samples_count_each_finished_job_once() {
         rig.advance(Duration::from_secs(1));
         store.sample().await.unwrap();
         rig.advance(Duration::from_secs(2));
-        store.heartbeat(&beat("w1", Integrity::default())).await.unwrap();
+        let mut working = beat("w1", Integrity::default());
+        working.metrics.decode_tokens_per_s = 50.0;
+        store.heartbeat(&working).await.unwrap();
         let jobs: Vec<Job> = (0..4).map(|_| job()).collect();
         store.submit(&jobs).await.unwrap();
         rig.advance(Duration::from_secs(2));
@@ -382,6 +429,23 @@ async fn samples_count_each_finished_job_once() {
                 assert!(sum.slots_sum >= 8 && sum.queued_max == 2, "{sum:?}");
             }
         }
+        for subject in [Subject::Tenant(Tenant::default()), Subject::Worker("w1".into())] {
+            for period in Subject::PERIODS {
+                let points = store.subject_samples(&subject, period, hour, now).await.unwrap();
+                let mut sum = tritmill_queue::store::history::Sample::default();
+                points.iter().for_each(|point| sum.merge(&point.sample));
+                assert_eq!((sum.completed, sum.failed), (2, 1), "{subject:?}");
+                assert_eq!(sum.latencies.run.count(), 2, "{subject:?}");
+                match subject {
+                    Subject::Tenant(_) => assert_eq!(sum.completion_tokens, 4),
+                    // Its tokens are those of its heartbeat: 50 per second.
+                    _ => assert!(sum.completion_tokens >= 250 && sum.slots_sum >= 8, "{sum:?}"),
+                }
+            }
+        }
+        let stranger = Subject::Tenant(Tenant("stranger".into()));
+        let none = store.subject_samples(&stranger, Period::Minute, hour, now).await.unwrap();
+        assert!(none.is_empty());
         let other = QueueName { format: "tl1".into(), ..queue() };
         let none = store.samples(Some(&other), Period::Minute, hour, now).await.unwrap();
         assert!(none.is_empty());
@@ -389,6 +453,9 @@ async fn samples_count_each_finished_job_once() {
         store.maintain().await.unwrap();
         let long = now.before(Duration::from_secs(86_400));
         assert!(store.samples(None, Period::Hour, long, now).await.unwrap().is_empty());
+        let tenant = Subject::Tenant(Tenant::default());
+        let old = store.subject_samples(&tenant, Period::Hour, long, now).await.unwrap();
+        assert!(old.is_empty());
     })
     .await;
 }

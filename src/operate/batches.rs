@@ -75,7 +75,7 @@ pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
 async fn list(arguments: BatchListArguments) -> anyhow::Result<ExitCode> {
     let BatchListArguments { tenant, state, limit, after, json, store_options } = arguments;
     let store = store_options.open().await?;
-    let filter = BatchFilter { tenant: tenant.map(Tenant), state };
+    let filter = BatchFilter { tenant: tenant.map(Tenant), state, metadata: None };
     let page = Page { after, limit, ascending: false };
     for batch in store.find_batches(&filter, page).await? {
         print(&batch, json)?;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::{
     fleet::{Fleet, eventually, questions},
     pages::Visitor,
-    rig::{Admin, OURS, key},
+    rig::{Admin, Caller, OURS, key, question},
 };
 
 /// Encodes text for a form.
@@ -59,6 +59,54 @@ fn jobs_are_found_by_parts_of_their_names_and_by_time() {
     assert_eq!(counted("worker=none"), 0);
     let refused = api.get("/admin/v1/jobs?id_prefix=x");
     assert_eq!(refused.json()["error"]["param"], "id_prefix");
+}
+
+#[test]
+fn jobs_are_found_by_metadata_of_their_own_or_their_batch() {
+    let (fleet, _worker, admin) = Admin::with_worker();
+    let (caller, acme) = (admin.first(), admin.with(&key(&fleet, "acme", "submit")));
+    for (client, run) in [(&caller, "7"), (&caller, "8"), (&acme, "7")] {
+        let body = question(json!({ "metadata": { "run": run } }));
+        assert_eq!(client.post("/v1/chat/completions", &body).status, 200);
+    }
+    // The helper's batches have the metadata `for: a test`; a line has its own.
+    let lines = questions(3).replacen("\"body\":{", "\"body\":{\"metadata\":{\"run\":\"7\"},", 1);
+    let lines = lines.replace("\"body\":{", "\"body\":{\"model\":\"demo\",");
+    let batch = caller.batch(lines.as_bytes(), "1h");
+    caller.finished(&batch);
+    let [visitor, other] = [admin.first_key.clone().unwrap(), key(&fleet, "other", "submit")]
+        .map(|key| Visitor::new(&admin, &key));
+    let found = |query: &str| listed(&visitor.sees(&format!("/dashboard/jobs?{query}")));
+    assert_eq!(found("metadata=run%3D7"), 3);
+    assert_eq!(found("metadata=run%3D7&tenant=acme"), 1);
+    assert_eq!(found("metadata=run%3D8"), 1);
+    assert_eq!(found("metadata=for%3Da+test"), 3);
+    assert_eq!(found("metadata=for%3Da+test&state=failed"), 0);
+    assert_eq!(found("metadata=for%3Da"), 0);
+    assert_eq!(listed(&other.sees("/dashboard/jobs?metadata=for%3Da+test")), 0);
+    let page = visitor.client.page("/dashboard/jobs?metadata=run", &visitor.session);
+    assert_eq!(page.status, 400);
+    let href = "href=\"/dashboard/jobs?metadata=for%3Da%20test\"";
+    assert!(visitor.sees(&format!("/dashboard/batches/{batch}")).contains(href));
+    let batches = |pair: &str| visitor.sees(&format!("/dashboard/batches?metadata={pair}"));
+    assert!(batches("for%3Da+test").contains(&batch) && !batches("for%3Db").contains(&batch));
+    let api = |client: &Caller, path: &str| {
+        client.get(&format!("/admin/v1/{path}")).json()["data"].as_array().unwrap().len()
+    };
+    assert_eq!(api(&caller, "jobs?metadata=run%3D7"), 3);
+    assert_eq!(api(&acme, "jobs?metadata=run%3D7"), 1);
+    assert_eq!(api(&caller, "batches?metadata=for%3Da%20test"), 1);
+    assert_eq!(api(&caller, "batches?metadata=for%3Db"), 0);
+    let refused = caller.get("/admin/v1/jobs?metadata=run");
+    assert_eq!(refused.json()["error"]["param"], "metadata");
+    // An action on all that match would leave some out.
+    fleet.sql(
+        "INSERT INTO batches (id, tenant, state, input_file_id, batch)
+         SELECT gen_random_uuid(), tenant, state, input_file_id, batch
+         FROM batches, generate_series(1, 20)",
+    );
+    let refused = caller.get("/admin/v1/jobs/count?metadata=for%3Da%20test");
+    assert!(refused.text().contains("more than 20 batches"), "{}", refused.text());
 }
 
 #[test]
@@ -183,6 +231,7 @@ fn waiting_job_runs_now_with_another_priority() {
     assert!(page.contains("Run now") && page.contains("Set priority"), "{page}");
     let page = visitor.sees(&format!("/dashboard/jobs/{queued}"));
     assert!(!page.contains("Run now") && !page.contains("Set priority"), "{page}");
+    assert!(page.contains("only scheduled and retrying jobs can change theirs"), "{page}");
     visitor.does(&format!("/dashboard/jobs/{waiting}/priority"), "priority=high");
     assert!(visitor.sees(&format!("/dashboard/jobs/{waiting}")).contains("· high ·"));
     let api = admin.first();

@@ -1,9 +1,9 @@
 //! Pages for operators about tenants, workers and files.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    fleet::eventually,
+    fleet::{Fleet, eventually},
     pages::Visitor,
     rig::{Admin, OURS, key, question},
 };
@@ -60,6 +60,7 @@ fn worker_page_shows_its_jobs_and_errors() {
     });
     let page = visitor.sees(&path);
     assert!(page.contains("context_length_exceeded") && page.contains("It runs no job"), "{page}");
+    assert!(page.contains("on its device alone"), "it has no tiers: {page}");
     // A job under a claim of this worker.
     fleet.sql(&format!(
         "INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, attempts_max,
@@ -72,6 +73,73 @@ fn worker_page_shows_its_jobs_and_errors() {
     let jobs = visitor.sees(&format!("/dashboard/jobs?worker={}", worker.owner));
     assert!(jobs.contains("held"), "{jobs}");
     assert_eq!(visitor.client.page("/dashboard/workers/none", &visitor.session).status, 404);
+}
+
+/// Records what was sampled two minutes ago.
+fn sampled(fleet: &Fleet, kind: &str, name: &str, sample: &Value) {
+    fleet.sql(&format!(
+        "INSERT INTO subject_samples (kind, name, period_s, at, sample)
+         SELECT '{kind}', '{name}', 60, store_now_ms(NULL) / 60000 * 60000 - 120000, '{sample}'
+         ON CONFLICT (kind, name, period_s, at) DO UPDATE SET sample = excluded.sample"
+    ));
+}
+
+#[test]
+fn tenants_and_workers_have_charts_that_zoom() {
+    let (fleet, worker, admin) = Admin::with_worker();
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    // Of a minute, five seconds had jobs that ended: the rate is over the minute.
+    let ended =
+        json!({ "looks": 2, "covered_ms": 5000, "completed": 120, "completion_tokens": 7200 });
+    sampled(&fleet, "tenant", "default", &ended);
+    let load = json!({
+        "looks": 20, "covered_ms": 60000, "prompt_tokens": 180_000, "running_sum": 30,
+        "slots_sum": 40, "kv_used_sum": 10, "kv_total_sum": 100, "busy_permille_sum": 10_000,
+    });
+    sampled(&fleet, "worker", &worker.owner, &load);
+    let worker = format!("/dashboard/workers/{}", worker.owner.replace('-', "%2D"));
+    eventually("the worker sent a heartbeat", || {
+        visitor.client.page(&worker, &visitor.session).status == 200
+    });
+    let tenant = visitor.sees("/dashboard/tenants/default");
+    for text in ["completed 2.0/s", "decode 120/s", "class=\"zoom\"", "data-zone"] {
+        let plain = tenant.replace("<b>", "").replace("</b>", "");
+        assert!(plain.contains(text), "{text}: {tenant}");
+    }
+    let page = visitor.sees(&format!("{worker}?span=1h"));
+    for text in ["Slots in use. slots 75 %", "KV blocks in use. blocks 10 %", "Busy. steps 50 %"] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    for path in ["/dashboard/tenants/default", &worker] {
+        let early = visitor.sees(&format!("{path}?from=2026-01-01T00:00&to=2026-01-01T01:00"));
+        assert!(early.contains("Zoom out") && early.contains("No data"), "{early}");
+        let wrong = visitor.client.page(&format!("{path}?from=now&to=x"), &visitor.session);
+        assert_eq!(wrong.status, 400, "{path}");
+    }
+    assert!(!visitor.sees("/dashboard/tenants/default").contains("Zoom out"));
+}
+
+#[test]
+fn worker_page_shows_its_memory_and_tiers() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let worker = fleet.worker(&["--kv-host-memory", "16"]);
+    assert_eq!(admin.first().post("/v1/chat/completions", &question(json!({}))).status, 200);
+    let visitor = Visitor::new(&admin, admin.first_key.as_deref().unwrap());
+    let path = format!("/dashboard/workers/{}", worker.owner.replace('-', "%2D"));
+    // The sizes come with the first heartbeat after a step.
+    eventually("the worker tells what memory it has", || {
+        visitor.client.page(&path, &visitor.session).text().contains("Memory in use")
+    });
+    let page = visitor.sees(&path);
+    assert!(page.contains("Memory of the host") && page.contains("Hit rate"), "{page}");
+    let told = admin.first().get("/admin/v1/workers").json()["data"][0].clone();
+    let [used, total] =
+        ["kv_bytes_used", "kv_bytes_total"].map(|name| told[name].as_u64().unwrap());
+    assert!(used <= total && total > 0, "{told}");
+    assert!(told["kv_blocks_total"].as_u64() > Some(0), "{told}");
+    assert!(told["prefix_miss_tokens"].as_u64() > Some(0), "{told}");
+    assert!(told["kv_tiers"]["memory_bytes"].is_u64() && told["kv_tiers"]["misses"].is_u64());
 }
 
 #[test]

@@ -7,18 +7,21 @@ use serde_json::{Value, json};
 use crate::{
     browser::Window,
     fleet::{Fleet, eventually, questions},
-    rig::{Admin, Caller},
+    rig::{Admin, Caller, key},
 };
 
 /// Pages for operators and the names of their screenshots.
-const PAGES: [(&str, &str); 12] = [
+const PAGES: [(&str, &str); 15] = [
     ("/dashboard/overview", "overview"),
     ("/dashboard/batches", "batches"),
     ("/dashboard/jobs", "jobs"),
     ("/dashboard/jobs/matching/cancel?custom_id=q*", "jobs-cancel"),
+    ("/dashboard/jobs/matching/retry?state=failed", "jobs-retry"),
+    ("/dashboard/jobs?metadata=for%3Da%20test", "jobs-metadata"),
     ("/dashboard/workers", "workers"),
     ("/dashboard/tenants", "tenants"),
     ("/dashboard/tenants/default", "tenant"),
+    ("/dashboard/tenants/acme", "tenant-other"),
     ("/dashboard/files", "files"),
     ("/dashboard/dead-letters", "dead-letters"),
     ("/dashboard/integrity", "integrity"),
@@ -151,9 +154,27 @@ async fn ask_the_playground(window: &Window) {
 async fn open_a_worker(window: &Window) {
     window.go("/dashboard/workers").await;
     window.click("tbody td.id a").await;
-    window.sees("h2", "KV cache").await;
+    window.sees("[data-live=memory]", "Memory in use").await;
+    window.sees("[data-live=tiers]", "on its device alone").await;
     window.is_sound("the worker").await;
     window.picture("worker").await;
+}
+
+/// Changes the priority of a scheduled job.
+async fn change_a_priority(window: &Window, fleet: &Fleet) {
+    let id = fleet.sql(
+        "INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, attempts_max,
+                                submitted_at, run_at, job)
+         SELECT gen_random_uuid(), model, format, tenant, priority, 'scheduled', cost, attempts_max,
+                submitted_at, submitted_at + 3600000, job
+         FROM jobs WHERE state = 'completed' LIMIT 1 RETURNING id",
+    );
+    window.go(&format!("/dashboard/jobs/{}", id.split_whitespace().next().unwrap())).await;
+    window.sees(".hint", "scheduled or retrying").await;
+    window.is_sound("the scheduled job").await;
+    window.picture("job-scheduled").await;
+    window.click("form[action$=priority] button").await;
+    window.sees(".notice", "The priority is changed").await;
 }
 
 /// Watches a queued job run and finish without a reload.
@@ -280,6 +301,8 @@ async fn browser_tour_of_the_dashboard() {
     ask_the_playground(&window).await;
     open_a_worker(&window).await;
     zoom_a_chart(&window).await;
+    key(&fleet, "acme", "submit");
+    change_a_priority(&window, &fleet).await;
     look_around(&window).await;
     drop(worker);
     watch_a_job(&window, &fleet).await;

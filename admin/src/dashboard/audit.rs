@@ -6,7 +6,7 @@ use serde::Deserialize;
 use tritmill_queue::{Timestamp, store::Page};
 use uuid::Uuid;
 
-use super::{Content, PageError, PageResult, Visit, filters};
+use super::{Content, PageError, PageResult, Visit, filters, pager::Pager};
 use crate::{ApiError, App, store::audit::AuditEntry};
 
 /// Entries per page.
@@ -17,9 +17,7 @@ const PAGE_SIZE: u32 = 50;
 struct AuditView {
     now: Timestamp,
     lines: Vec<AuditEntry>,
-    /// Last entry of the page, if there are more.
-    next: Option<Uuid>,
-    is_first: bool,
+    pager: Pager,
 }
 
 impl AuditView {
@@ -50,11 +48,10 @@ async fn load(app: App, after: Option<Uuid>) -> Result<Content, PageError> {
     let mut lines = app.store.audit_log(page).await?;
     let has_more = lines.len() > PAGE_SIZE as usize;
     lines.truncate(PAGE_SIZE as usize);
-    let view = AuditView {
-        now: app.client.now().await?,
-        next: lines.last().map(|line| line.id).filter(|_| has_more),
-        is_first: after.is_none(),
-        lines,
-    };
+    let href = |entry: &AuditEntry| format!("/dashboard/audit?after={}", entry.id);
+    let first = after.map(|_| "/dashboard/audit".to_owned());
+    let next = lines.last().filter(|_| has_more).map(href);
+    let pager = Pager::latest_first("entries", first, next);
+    let view = AuditView { now: app.client.now().await?, pager, lines };
     Ok(Content::new("Audit log", &view))
 }

@@ -8,11 +8,11 @@ use axum::extract::{Path, Query};
 use serde::Deserialize;
 use tritmill_queue::{Tenant, Timestamp, store::Page};
 
-use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
+use super::{Content, PageError, PageResult, Visit, filters, pager::Pager, percent_encoded};
 use crate::{
     ApiError, App, Caller,
     openai::batches,
-    operator::batches as all_batches,
+    operator::{batches as all_batches, metadata},
     store::{Batch, BatchId, BatchState, FileId, batches::BatchFilter, step_state::BatchError},
 };
 
@@ -126,9 +126,7 @@ impl BatchRow {
 struct BatchesView {
     now: Timestamp,
     batches: Vec<BatchRow>,
-    /// Last batch of the page, if there are more.
-    next: Option<BatchId>,
-    is_first: bool,
+    pager: Pager,
     filter: FilterForm,
     states: [BatchState; 8],
     is_operator: bool,
@@ -143,17 +141,20 @@ struct BatchesView {
 pub(crate) struct FilterForm {
     tenant: String,
     state: String,
+    metadata: String,
     after: String,
 }
 
 impl FilterForm {
     fn is_set(&self) -> bool {
-        !self.tenant.is_empty() || !self.state.is_empty()
+        [&self.tenant, &self.state, &self.metadata].iter().any(|field| !field.is_empty())
     }
 
-    /// URL of the batches after a batch.
-    fn href(&self, after: &BatchId) -> String {
-        let fields = [("tenant", &self.tenant), ("state", &self.state)];
+    /// URL of the batches after a batch, or of all.
+    fn href(&self, after: Option<BatchId>) -> String {
+        let after = after.map(|id| id.to_string()).unwrap_or_default();
+        let fields =
+            [("tenant", &self.tenant), ("state", &self.state), ("metadata", &self.metadata)];
         let set = fields.into_iter().filter(|(_, value)| !value.is_empty());
         let query: String =
             set.map(|(name, value)| format!("&{name}={}", percent_encoded(value))).collect();
@@ -165,7 +166,11 @@ impl FilterForm {
         let state = given(&self.state).map(|state| {
             state.parse::<BatchState>().map_err(|error| ApiError::not_found("state", &error.word))
         });
-        Ok(BatchFilter { tenant: given(&self.tenant).map(Tenant), state: state.transpose()? })
+        Ok(BatchFilter {
+            tenant: given(&self.tenant).map(Tenant),
+            state: state.transpose()?,
+            metadata: given(&self.metadata).map(|text| metadata::pair(&text)).transpose()?,
+        })
     }
 }
 
@@ -187,11 +192,12 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
     let has_more = found.len() > PAGE_SIZE as usize;
     found.truncate(PAGE_SIZE as usize);
     let limits = app.limits;
+    let first = after.map(|_| form.href(None));
+    let next = found.last().filter(|_| has_more).map(|batch| form.href(Some(batch.id)));
     let view = BatchesView {
         now: app.client.now().await?,
-        next: found.last().map(|batch| batch.id).filter(|_| has_more),
+        pager: Pager::latest_first("batches", first, next),
         batches: found.into_iter().map(|batch| BatchRow { batch }).collect(),
-        is_first: after.is_none(),
         filter: form,
         states: BatchState::ALL,
         is_operator: caller.may_operate(),
@@ -210,6 +216,14 @@ struct BatchView {
     /// Whether the batch is of the visitor's tenant, whose files it may download.
     is_own: bool,
     may_cancel: bool,
+}
+
+impl BatchView {
+    /// URL of the list of jobs with a pair of metadata.
+    fn metadata_href(name: &str, value: &serde_json::Value) -> String {
+        let pair = format!("{name}={}", value.as_str().unwrap_or_default());
+        format!("/dashboard/jobs?metadata={}", percent_encoded(&pair))
+    }
 }
 
 /// Shows a batch.

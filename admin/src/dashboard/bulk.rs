@@ -134,12 +134,16 @@ pub(crate) struct BulkForm {
 
 impl BulkForm {
     /// The filter for the store, and where to continue.
-    fn parsed(&self, caller: &Caller) -> Result<(JobFilter, Option<JobId>), ApiError> {
+    async fn parsed(
+        &self,
+        app: &App,
+        caller: &Caller,
+    ) -> Result<(JobFilter, Option<JobId>), ApiError> {
         if !self.filter.is_set() {
             let message = "the filter must have at least one condition";
             return Err(ApiError::invalid("missing_field", message).at("filter"));
         }
-        let filter = self.filter.job_filter(caller)?;
+        let filter = self.filter.job_filter(app, caller).await?;
         let after = match self.after.as_str() {
             "" => None,
             text => Some(params::job(text)?),
@@ -184,7 +188,7 @@ async fn load(
     action: Action,
     form: BulkForm,
 ) -> Result<Content, PageError> {
-    let (filter, after) = form.parsed(&caller)?;
+    let (filter, after) = form.parsed(&app, &caller).await?;
     let ids_before = after.map(|after| {
         let before = Uuid::from(after).as_u128().saturating_sub(1);
         JobId::from(Uuid::nil())..=JobId::from(Uuid::from_u128(before))
@@ -201,7 +205,7 @@ pub(crate) async fn act(
     PageForm(form): PageForm<BulkForm>,
 ) -> PageResult {
     let action = parsed_action(&action)?;
-    let (filter, mut after) = form.parsed(&visit.caller)?;
+    let (filter, mut after) = form.parsed(&visit.app, &visit.caller).await?;
     let act = match action {
         Action::Cancel => BulkAction::Cancel,
         Action::Retry => BulkAction::Replay { per_second: rate(&form.per_second)? },

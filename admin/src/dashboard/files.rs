@@ -8,7 +8,7 @@ use axum::{
 use serde::Deserialize;
 use tritmill_queue::{Timestamp, store::Page};
 
-use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
+use super::{Content, PageError, PageResult, Visit, filters, pager::Pager, percent_encoded};
 use crate::{
     ApiError, App, Caller,
     openai::{file_content, files},
@@ -40,8 +40,7 @@ struct FilesView {
     /// All complete files of the tenant.
     total: StoredFiles,
     may_delete: bool,
-    is_first: bool,
-    next: Option<FileId>,
+    pager: Pager,
 }
 
 impl FilesView {
@@ -68,14 +67,15 @@ async fn load(app: App, caller: Caller, query: FilesQuery) -> Result<Content, Pa
     let page = Page { after, limit: PAGE_SIZE, ascending: false };
     let files = app.store.files(&caller.tenant, purpose, page).await?;
     let is_full = files.len() == PAGE_SIZE as usize;
+    let list = format!("/dashboard/files?purpose={}", purpose.map_or("", FilePurpose::as_str));
+    let next = files.last().filter(|_| is_full).map(|file| format!("{list}&after={}", file.id));
     let view = FilesView {
         now: app.client.now().await?,
         purposes: [FilePurpose::Batch, FilePurpose::BatchOutput],
         purpose,
         total: app.store.stored_files(&caller.tenant).await?,
         may_delete: caller.may_submit(),
-        is_first: after.is_none(),
-        next: files.last().filter(|_| is_full).map(|file| file.id),
+        pager: Pager::latest_first("files", after.map(|_: FileId| list.clone()), next),
         files,
     };
     Ok(Content::new("Files", &view))

@@ -1,4 +1,4 @@
-//! Charts of one queue, or of all queues together, over time.
+//! Charts of one queue, of all queues together, of a tenant or of a worker, over time.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use tritmill_queue::{
     QueueName, StoreError, Timestamp,
-    store::history::{Histogram, Period, Point, Sample},
+    store::history::{Histogram, Period, Point, Sample, Subject},
 };
 
 use super::{
@@ -135,6 +135,27 @@ pub(super) async fn charts(
     Ok(Columns::new(&points, period, from, to).charts())
 }
 
+/// Returns the charts of a tenant or worker. They have no samples of seconds.
+pub(super) async fn subject_charts(
+    app: &App,
+    subject: &Subject,
+    range: Range,
+    now: Timestamp,
+) -> Result<Vec<Chart>, StoreError> {
+    let (period, from, to) = match range.samples(now) {
+        (Period::Seconds, from, to) => {
+            (Period::Minute, Period::Minute.begin(from), Period::Minute.begin(to))
+        }
+        longer => longer,
+    };
+    let points = app.store.subject_samples(subject, period, from, to).await?;
+    let columns = Columns::new(&points, period, from, to);
+    Ok(match subject {
+        Subject::Tenant(_) => columns.over_all_time().charts_of_tenant(),
+        Subject::Worker(_) => columns.charts_of_worker(),
+    })
+}
+
 /// Returns the sum of all queues over the last minute.
 pub(super) async fn last_minute(app: &App, now: Timestamp) -> Result<Sample, StoreError> {
     let from = Timestamp(now.0 - milliseconds(Duration::from_secs(60)));
@@ -173,6 +194,15 @@ impl Columns {
         Self { times, end: to, samples }
     }
 
+    /// Lets rates be over the whole time of a column: samples of tenants cover only the time in which jobs ended.
+    fn over_all_time(mut self) -> Self {
+        let ends = self.times.iter().skip(1).chain([&self.end]);
+        for ((sample, begin), end) in self.samples.iter_mut().zip(&self.times).zip(ends) {
+            sample.covered_ms = end.0.saturating_sub(begin.0).max(1).unsigned_abs();
+        }
+        self
+    }
+
     fn series(&self, name: &'static str, of: impl Fn(&Sample) -> Option<f64>) -> Series {
         Series { name, values: self.samples.iter().map(of).collect() }
     }
@@ -196,7 +226,34 @@ impl Columns {
         self.chart(title, Unit::Latency, series)
     }
 
-    fn charts(&self) -> Vec<Chart> {
+    fn tokens(&self) -> Chart {
+        let series = vec![
+            self.rate("decode", |sample| sample.completion_tokens),
+            self.rate("prefill", |sample| sample.prompt_tokens),
+        ];
+        self.chart("Tokens", Unit::PerSecond, series)
+    }
+
+    fn finished(&self) -> Chart {
+        let series = vec![
+            self.rate("completed", |sample| sample.completed),
+            self.rate("failed", |sample| sample.failed),
+        ];
+        self.chart("Throughput", Unit::PerSecond, series)
+    }
+
+    fn share(
+        &self,
+        title: &'static str,
+        name: &'static str,
+        of: impl Fn(&Sample) -> Option<f64>,
+    ) -> Chart {
+        // For a moment, a worker may hold a job more than it has slots.
+        let series = self.series(name, |sample| of(sample).map(|share| share.min(1.0)));
+        self.chart(title, Unit::Share, vec![series])
+    }
+
+    fn errors(&self) -> Chart {
         let count =
             |name, of: fn(&Sample) -> u64| self.series(name, move |sample| Some(of(sample) as f64));
         let errors = vec![
@@ -204,6 +261,32 @@ impl Columns {
             count("expired", |sample| sample.expired),
             count("cancelled", |sample| sample.cancelled),
         ];
+        Chart { is_stacked: true, ..self.chart("Failed, expired, cancelled", Unit::Count, errors) }
+    }
+
+    fn charts_of_tenant(&self) -> Vec<Chart> {
+        vec![
+            self.finished(),
+            self.tokens(),
+            self.latencies("Queue wait", |sample| &sample.latencies.start),
+            self.latencies("Run time", |sample| &sample.latencies.run),
+            self.latencies("Time to first token", |sample| &sample.latencies.first_token),
+            self.errors(),
+        ]
+    }
+
+    fn charts_of_worker(&self) -> Vec<Chart> {
+        vec![
+            self.tokens(),
+            self.finished(),
+            self.share("Slots in use", "slots", Sample::batch_fill),
+            self.share("KV blocks in use", "blocks", Sample::kv_fill),
+            self.share("Busy", "steps", Sample::utilisation),
+            self.latencies("Run time", |sample| &sample.latencies.run),
+        ]
+    }
+
+    fn charts(&self) -> Vec<Chart> {
         vec![
             self.chart(
                 "Throughput",
@@ -221,24 +304,9 @@ impl Columns {
             self.latencies("Queue wait", |sample| &sample.latencies.start),
             self.latencies("Run time", |sample| &sample.latencies.run),
             self.latencies("Time to first token", |sample| &sample.latencies.first_token),
-            self.chart(
-                "Tokens",
-                Unit::PerSecond,
-                vec![
-                    self.rate("decode", |sample| sample.completion_tokens),
-                    self.rate("prefill", |sample| sample.prompt_tokens),
-                ],
-            ),
-            // For a moment, a worker may hold a job more than it has slots.
-            self.chart(
-                "Batch fill",
-                Unit::Share,
-                vec![self.series("fill", |sample| sample.batch_fill().map(|fill| fill.min(1.0)))],
-            ),
-            Chart {
-                is_stacked: true,
-                ..self.chart("Failed, expired, cancelled", Unit::Count, errors)
-            },
+            self.tokens(),
+            self.share("Batch fill", "fill", Sample::batch_fill),
+            self.errors(),
         ]
     }
 }
@@ -287,6 +355,9 @@ mod tests {
         assert_eq!(columns.samples.last().map(|sample| sample.completed), Some(3));
         let charts = columns.charts();
         assert_eq!(charts.len(), 8);
+        // 96 columns of 40 s at most: of a tenant, the rate is over a whole column.
+        let ended = columns.over_all_time().charts_of_tenant();
+        assert_eq!(ended[0].series[0].values[0], Some(3.0 / 40.0));
         assert!(charts.iter().all(|chart| !chart.draw().contains("NaN")));
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use askama::Template;
 use axum::extract::Path;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tritmill_queue::{
     EventId, JobEvent, JobId, JobState, Message, Outcome, Part, Priority, Prompt, Role, Timestamp,
     store::job_queries::{Attempt, AttemptEnd, JobHistory},
@@ -54,11 +54,24 @@ struct JobView {
     may_rerun: bool,
     /// Whether its time and priority may be changed.
     may_hasten: bool,
+    is_operator: bool,
 }
 
 impl JobView {
     fn queue_href(&self) -> String {
         format!("/dashboard/queues/{}", percent_encoded(&self.history.record.job.queue.to_string()))
+    }
+
+    /// The pairs that the caller gave it.
+    fn metadata(&self) -> Vec<(&str, &str)> {
+        let pairs = self.history.record.job.echo.get("metadata").and_then(Value::as_object);
+        let text = |(name, value)| Some((String::as_str(name), Value::as_str(value)?));
+        pairs.into_iter().flatten().filter_map(text).collect()
+    }
+
+    /// URL of the list of jobs with a pair.
+    fn metadata_href(name: &str, value: &str) -> String {
+        format!("/dashboard/jobs?metadata={}", percent_encoded(&format!("{name}={value}")))
     }
 
     /// The prompt as messages: role and text.
@@ -183,6 +196,7 @@ async fn load(app: App, caller: Caller, id: String) -> Result<Content, PageError
         may_rerun: caller.may_submit(),
         may_hasten: matches!(record.state, JobState::Scheduled | JobState::Retrying)
             && caller.may_operate(),
+        is_operator: caller.may_operate(),
         history,
     };
     Ok(Content::new(format!("Job {id}"), &view))

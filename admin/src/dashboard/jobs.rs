@@ -11,8 +11,14 @@ use tritmill_queue::{
     },
 };
 
-use super::{Content, PageError, PageResult, Visit, bulk::Action, filters, percent_encoded};
-use crate::{ApiError, App, Caller, operator::params, store::BatchId};
+use super::{
+    Content, PageError, PageResult, Visit, bulk::Action, filters, pager::Pager, percent_encoded,
+};
+use crate::{
+    ApiError, App, Caller,
+    operator::{metadata, params},
+    store::BatchId,
+};
 
 /// Jobs per page.
 const PAGE_SIZE: u32 = 50;
@@ -27,6 +33,7 @@ pub(crate) struct FilterForm {
     error: String,
     signature: String,
     custom_id: String,
+    metadata: String,
     batch: String,
     id: String,
     worker: String,
@@ -37,7 +44,7 @@ pub(crate) struct FilterForm {
 
 impl FilterForm {
     /// The conditions, by their names in forms.
-    pub(super) fn fields(&self) -> [(&'static str, &str); 11] {
+    pub(super) fn fields(&self) -> [(&'static str, &str); 12] {
         [
             ("state", &self.state),
             ("queue", &self.queue),
@@ -45,6 +52,7 @@ impl FilterForm {
             ("error", &self.error),
             ("signature", &self.signature),
             ("custom_id", &self.custom_id),
+            ("metadata", &self.metadata),
             ("batch", &self.batch),
             ("id", &self.id),
             ("worker", &self.worker),
@@ -75,7 +83,11 @@ impl FilterForm {
     }
 
     /// The filter for the store, limited to what the caller may see.
-    pub(super) fn job_filter(&self, caller: &Caller) -> Result<JobFilter, ApiError> {
+    pub(super) async fn job_filter(
+        &self,
+        app: &App,
+        caller: &Caller,
+    ) -> Result<JobFilter, ApiError> {
         let unknown = |what: &'static str, value: &str| ApiError::not_found(what, value).at(what);
         let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let queue = given(&self.queue);
@@ -110,12 +122,16 @@ impl FilterForm {
             error_signature: given(&self.signature),
             custom_id,
             custom_id_prefix,
+            metadata: match self.metadata.as_str() {
+                "" => None,
+                pair => Some(metadata::condition(pair)?),
+            },
             owner: given(&self.worker),
             ids: batch.transpose()?.map(BatchId::all_jobs),
             from: time("from", &self.from)?,
             to: time("to", &self.to)?,
         };
-        Ok(filter.within(prefix))
+        metadata::with_batches(app, filter.within(prefix)).await
     }
 }
 
@@ -130,14 +146,7 @@ struct JobsView {
     actions: Vec<Action>,
     jobs: Vec<JobSummary>,
     count: Count,
-    next: Option<JobId>,
-}
-
-impl JobsView {
-    /// URL of the next page.
-    fn next_href(&self) -> Option<String> {
-        self.next.map(|next| self.filter.href(Some(next)))
-    }
+    pager: Pager,
 }
 
 /// Shows jobs, the latest first.
@@ -146,7 +155,7 @@ pub(crate) async fn list(visit: Visit, Query(form): Query<FilterForm>) -> PageRe
 }
 
 async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, PageError> {
-    let filter = form.job_filter(&caller)?;
+    let filter = form.job_filter(&app, &caller).await?;
     let before = match form.before.as_str() {
         "" => None,
         text => Some(text.parse().map_err(|_| ApiError::not_found("job", text))?),
@@ -154,7 +163,10 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
     let page = Page { after: before, limit: PAGE_SIZE, ascending: false };
     let store = &app.store;
     let (found, count) = tokio::try_join!(store.jobs(&filter, page), store.count_jobs(&filter))?;
+    let first = before.map(|_: JobId| form.href(None));
+    let next = found.next.map(|next| form.href(Some(next)));
     let view = JobsView {
+        pager: Pager::latest_first("jobs", first, next),
         now: app.client.now().await?,
         count,
         actions: match caller.may_operate() && form.is_set() {
@@ -165,7 +177,6 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
         states: JobState::ALL,
         is_operator: caller.may_operate(),
         jobs: found.jobs,
-        next: found.next,
     };
     Ok(Content::new("Jobs", &view))
 }

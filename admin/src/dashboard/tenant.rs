@@ -1,12 +1,16 @@
 //! Page of a tenant: its jobs, errors, keys and limits, and the deletion of all it has.
 
 use askama::Template;
-use axum::extract::Path;
+use axum::extract::{Path, Query};
 use serde::Deserialize;
-use tritmill_queue::{JobState, Tenant, Timestamp};
+use tritmill_queue::{JobState, Tenant, Timestamp, store::history::Subject};
 
 use super::{
-    Content, PageError, PageForm, PageResult, Visit, filters, percent_encoded,
+    Content, PageError, PageForm, PageResult, Visit,
+    chart::Chart,
+    filters,
+    history::{self, Range, RangeQuery, Span},
+    percent_encoded,
     tenants::{self, TenantReader, TenantRow},
 };
 use crate::{ApiError, App, Caller, operator::keys::erase_tenant};
@@ -22,6 +26,8 @@ struct TenantView {
     counted: u64,
     /// Whether it is another tenant than the visitor's.
     may_erase: bool,
+    range: Range,
+    charts: Vec<Chart>,
 }
 
 impl TenantView {
@@ -39,11 +45,16 @@ impl TenantView {
 }
 
 /// Shows a tenant.
-pub(crate) async fn one(visit: Visit, Path(tenant): Path<String>) -> PageResult {
-    visit.show(move |app, caller| load(app, caller, tenant.clone())).await
+pub(crate) async fn one(
+    visit: Visit,
+    Path(tenant): Path<String>,
+    Query(query): Query<RangeQuery>,
+) -> PageResult {
+    let range = Range::parse(&query)?;
+    visit.show(move |app, caller| load(app, caller, tenant.clone(), range)).await
 }
 
-async fn load(app: App, caller: Caller, name: String) -> Result<Content, PageError> {
+async fn load(app: App, caller: Caller, name: String, range: Range) -> Result<Content, PageError> {
     if name.contains('\0') {
         return Err(ApiError::not_found("tenant", &name).into());
     }
@@ -60,7 +71,9 @@ async fn load(app: App, caller: Caller, name: String) -> Result<Content, PageErr
         return Err(ApiError::not_found("tenant", &name).into());
     }
     let now = app.client.now().await?;
-    let view = TenantView { now, row, counted: u64::from(COUNTED), may_erase };
+    let subject = Subject::Tenant(row.tenant.clone());
+    let charts = history::subject_charts(&app, &subject, range, now).await?;
+    let view = TenantView { now, row, counted: u64::from(COUNTED), may_erase, range, charts };
     Ok(Content::new(format!("Tenant {name}"), &view))
 }
 

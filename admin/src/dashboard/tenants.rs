@@ -17,7 +17,7 @@ use tritmill_queue::{
     store::{Page, job_queries::JobFilter},
 };
 
-use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
+use super::{Content, PageError, PageResult, Visit, filters, pager::Pager, percent_encoded};
 use crate::{
     ApiError, App,
     store::{ApiKey, tenants::StoredFiles},
@@ -147,9 +147,7 @@ pub(super) async fn keys(app: &App) -> Result<BTreeMap<String, Vec<ApiKey>>, Api
 struct TenantsView {
     rows: Vec<TenantRow>,
     counted: u64,
-    is_first: bool,
-    /// The last tenant of the page, if there are more.
-    next: Option<String>,
+    pager: Pager,
 }
 
 /// The position in the list: the last tenant of the previous page.
@@ -180,7 +178,14 @@ async fn load(app: App, after: String) -> Result<Content, PageError> {
         let keys = keys.remove(&name).unwrap_or_default();
         rows.push(reader.row(Tenant(name), keys).await?);
     }
-    let is_first = after.is_empty();
-    let view = TenantsView { rows, counted: u64::from(COUNTED), is_first, next: next.flatten() };
+    let href = |last: String| format!("/dashboard/tenants?after={}", percent_encoded(&last));
+    let pager = Pager {
+        what: "tenants",
+        first_name: "First",
+        next_name: "Next",
+        first: (!after.is_empty()).then(|| "/dashboard/tenants".to_owned()),
+        next: next.flatten().map(href),
+    };
+    let view = TenantsView { rows, counted: u64::from(COUNTED), pager };
     Ok(Content::new("Tenants", &view))
 }

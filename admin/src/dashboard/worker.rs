@@ -1,16 +1,24 @@
 //! Page of a worker: what it reports, the jobs that it runs, and its latest errors.
 
 use askama::Template;
-use axum::extract::Path;
+use axum::extract::{Path, Query};
 use tritmill_queue::{
     JobState, Timestamp,
     store::{
         Page,
+        history::Subject,
         job_queries::{AttemptFailure, JobFilter, JobSummary},
     },
 };
 
-use super::{Content, PageError, PageResult, Visit, filters, percent_encoded, workers::WorkerRow};
+use super::{
+    Content, PageError, PageResult, Visit,
+    chart::Chart,
+    filters,
+    history::{self, Range, RangeQuery, Span},
+    percent_encoded,
+    workers::WorkerRow,
+};
 use crate::{ApiError, App};
 
 /// Most running jobs and most errors that the page shows.
@@ -24,6 +32,8 @@ struct WorkerView {
     row: WorkerRow,
     jobs: Vec<JobSummary>,
     failures: Vec<AttemptFailure>,
+    range: Range,
+    charts: Vec<Chart>,
 }
 
 impl WorkerView {
@@ -34,11 +44,16 @@ impl WorkerView {
 }
 
 /// Shows a worker.
-pub(crate) async fn one(visit: Visit, Path(owner): Path<String>) -> PageResult {
-    visit.show(move |app, _| load(app, owner.clone())).await
+pub(crate) async fn one(
+    visit: Visit,
+    Path(owner): Path<String>,
+    Query(query): Query<RangeQuery>,
+) -> PageResult {
+    let range = Range::parse(&query)?;
+    visit.show(move |app, _| load(app, owner.clone(), range)).await
 }
 
-async fn load(app: App, owner: String) -> Result<Content, PageError> {
+async fn load(app: App, owner: String, range: Range) -> Result<Content, PageError> {
     let mut workers = app.store.workers().await?.into_iter();
     let worker = workers.find(|worker| worker.heartbeat.owner == owner);
     let worker = worker.ok_or_else(|| ApiError::not_found("worker", &owner))?;
@@ -48,8 +63,12 @@ async fn load(app: App, owner: String) -> Result<Content, PageError> {
         ..JobFilter::default()
     };
     let page = Page { after: None, limit: JOBS_MAX, ascending: false };
+    let now = app.client.now().await?;
+    let subject = Subject::Worker(owner.clone());
     let view = WorkerView {
-        now: app.client.now().await?,
+        now,
+        range,
+        charts: history::subject_charts(&app, &subject, range, now).await?,
         row: WorkerRow { worker },
         jobs: app.store.jobs(&running, page).await?.jobs,
         failures: app.store.worker_failures(&owner, FAILURES_MAX).await?,

@@ -68,6 +68,13 @@ impl WorkerRow {
         percent(hits, hits + self.metrics().prefix_miss_tokens)
     }
 
+    /// Percentage of looked up blocks that a tier had; `None` before the first.
+    pub fn tier_hits(&self) -> Option<f64> {
+        let tiers = self.metrics().tiers?;
+        let all = tiers.hits + tiers.misses;
+        (all > 0).then(|| percent(tiers.hits, all))
+    }
+
     /// Device and instruction set.
     pub fn device(&self) -> String {
         let known = [&self.metrics().device, &self.metrics().isa];

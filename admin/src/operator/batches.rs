@@ -7,7 +7,7 @@ use tritmill_queue::store::Page;
 use utoipa::ToSchema;
 
 use super::{
-    audit,
+    audit, metadata,
     params::{self, LIST_DEFAULT, LIST_MAX, number, parsed},
 };
 use crate::{
@@ -28,6 +28,9 @@ pub(crate) struct BatchQuery {
     /// `cancelled`.
     #[param(nullable = false)]
     state: Option<String>,
+    /// A pair of its metadata, `NAME=VALUE`. The latest 10,000 batches are searched.
+    #[param(nullable = false)]
+    metadata: Option<String>,
     /// Most batches to return.
     #[param(nullable = false, value_type = Option<u64>, minimum = 1, maximum = 200)]
     limit: Option<String>,
@@ -66,13 +69,15 @@ pub(crate) async fn list(
     Call { app, .. }: Call,
     QueryParams(query): QueryParams<BatchQuery>,
 ) -> JsonResult<BatchList> {
-    let BatchQuery { tenant, state, limit, after } = query;
+    let BatchQuery { tenant, state, metadata, limit, after } = query;
     let limit = number("limit", limit.as_deref(), LIST_DEFAULT, LIST_MAX)? as u32;
     let after: Option<BatchId> = parsed("after", "a batch id", after.as_deref())?;
     let state: Option<BatchState> = parsed("state", "a state of batches", state.as_deref())?;
     let tenant = tenant.as_deref().map(params::tenant).transpose()?;
+    let metadata = metadata.as_deref().map(metadata::pair).transpose()?;
     let page = Page { after, limit: limit + 1, ascending: false };
-    let mut found = app.store.find_batches(&BatchFilter { tenant, state }, page).await?;
+    let filter = BatchFilter { tenant, state, metadata };
+    let mut found = app.store.find_batches(&filter, page).await?;
     let has_more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let next = found.last().filter(|_| has_more).map(|batch| batch.id.to_string());

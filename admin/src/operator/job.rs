@@ -179,7 +179,7 @@ pub(crate) struct PriorityRequest {
     priority: String,
 }
 
-/// Changes the priority of a scheduled or retrying job. A queued job keeps the priority that it waits with.
+/// Changes the priority of a scheduled or retrying job. A queued or running job keeps the priority that it waited with.
 #[utoipa::path(post, path = "/admin/v1/jobs/{id}/priority", tag = "jobs", params(("id" = String, Path)),
     request_body = PriorityRequest,
     responses((status = 200, description = "The priority is changed", body = Done)))]

@@ -94,7 +94,7 @@ pub(crate) async fn list(
     let limit = number("limit", text("limit"), LIST_DEFAULT, LIST_MAX)?;
     let after: Option<JobId> = parsed("after", "a job id", text("after"))?;
     let page = Page { after, limit: limit as u32, ascending: false };
-    let filter = Filter::from_query(query)?.for_caller(&caller)?;
+    let filter = Filter::from_query(query)?.for_caller(&app, &caller).await?;
     let found = app.store.jobs(&filter, page).await?;
     let mut data: Vec<JobView> = found.jobs.into_iter().map(JobView::from).collect();
     if !caller.may_operate() {
@@ -118,7 +118,7 @@ pub(crate) async fn count(
     Call { app, caller }: Call,
     QueryParams(query): QueryParams<Map<String, Value>>,
 ) -> JsonResult<JobCount> {
-    let filter = Filter::from_query(query)?.for_caller(&caller)?;
+    let filter = Filter::from_query(query)?.for_caller(&app, &caller).await?;
     let Count { jobs, or_more } = app.store.count_jobs(&filter).await?;
     Ok(Json(JobCount { jobs, or_more }))
 }
@@ -163,7 +163,7 @@ pub(super) async fn bulk(
     let BulkRequest { filter, limit, after, per_second } = from_map(body)?;
     let limit = bounded("limit", limit, BULK_MAX, BULK_MAX)?;
     let after: Option<JobId> = parsed("after", "a job id", after.as_deref())?;
-    let filter = filter.for_caller(caller)?;
+    let filter = filter.for_caller(app, caller).await?;
     if filter == Default::default() {
         let message = "filter must have at least one condition";
         return Err(ApiError::invalid("missing_field", message).at("filter"));

@@ -7,8 +7,9 @@ use serde_json::{Map, Value};
 use tritmill_queue::{JobId, JobState, QueueName, Tenant, Timestamp, store::JobFilter};
 use utoipa::ToSchema;
 
+use super::metadata;
 use crate::{
-    ApiError, Caller,
+    ApiError, App, Caller,
     store::{BatchId, KeyRole},
 };
 
@@ -110,6 +111,10 @@ pub(crate) struct Filter {
     /// pages have some: add a range of time.
     #[param(nullable = false)]
     custom_id_prefix: Option<String>,
+    /// A pair of the caller's metadata, `NAME=VALUE`, of the job or of its batch. Of jobs with metadata, a page tests
+    /// those that it scans; of batches, the latest 10,000 are searched, and at most 20 may match.
+    #[param(nullable = false)]
+    metadata: Option<String>,
     /// Beginning of the job's id: hexadecimal digits.
     #[param(nullable = false)]
     id_prefix: Option<String>,
@@ -142,7 +147,7 @@ impl Filter {
     }
 
     /// Converts it for the store. Callers other than operators are limited to their own tenant.
-    pub fn for_caller(self, caller: &Caller) -> Result<JobFilter, ApiError> {
+    pub async fn for_caller(self, app: &App, caller: &Caller) -> Result<JobFilter, ApiError> {
         let texts = [
             ("tenant", &self.tenant),
             ("model", &self.model),
@@ -177,11 +182,12 @@ impl Filter {
             error_signature: self.error_signature,
             custom_id: self.custom_id,
             custom_id_prefix: self.custom_id_prefix,
+            metadata: self.metadata.as_deref().map(metadata::condition).transpose()?,
             owner: self.worker,
             ids: parsed("batch", "a batch id", self.batch.as_deref())?.map(BatchId::all_jobs),
             from: self.from_ms.map(Timestamp),
             to: self.to_ms.map(Timestamp),
         };
-        Ok(filter.within(prefix))
+        metadata::with_batches(app, filter.within(prefix)).await
     }
 }

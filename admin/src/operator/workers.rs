@@ -3,7 +3,7 @@
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tritmill_queue::store::workers::Worker;
+use tritmill_queue::store::workers::{TierReport, Worker};
 use utoipa::ToSchema;
 
 use super::{DONE, Done, audit};
@@ -45,8 +45,21 @@ pub(crate) struct WorkerView {
     efficiency: Option<f64>,
     /// Share of KV blocks in use.
     kv_usage: Option<f64>,
+    kv_blocks_used: u64,
+    /// KV blocks kept for their contents: the prefix cache.
+    kv_blocks_cached: u64,
+    kv_blocks_total: u64,
+    /// Bytes of the KV blocks in use; null from workers of an earlier release.
+    kv_bytes_used: Option<u64>,
+    kv_bytes_total: Option<u64>,
+    /// Prompt tokens found in the prefix cache, since the worker's start.
+    prefix_hit_tokens: u64,
+    /// Prompt tokens that had to be computed.
+    prefix_miss_tokens: u64,
     /// Share of prompt tokens found in the prefix cache.
     cache_hit_rate: Option<f64>,
+    /// Where it keeps KV blocks beside those of its device; null if nowhere.
+    kv_tiers: Option<TiersView>,
     /// Time since the worker renewed its lease, while it holds jobs.
     lease_age_s: Option<f64>,
     /// Time since the worker read its queue.
@@ -56,12 +69,44 @@ pub(crate) struct WorkerView {
     heard_s_ago: f64,
 }
 
+/// The tiers of a worker below its KV blocks. Counts are since its start.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TiersView {
+    /// Bytes of blocks in the memory of the host.
+    memory_bytes: u64,
+    /// Blocks found there.
+    memory_hits: u64,
+    disk_blocks: u64,
+    disk_bytes: u64,
+    /// Blocks found on disk.
+    disk_hits: u64,
+    /// Blocks found at other workers.
+    peer_hits: u64,
+    /// Looked up blocks that no tier had, one for each prompt.
+    misses: u64,
+}
+
+impl From<TierReport> for TiersView {
+    fn from(tiers: TierReport) -> Self {
+        Self {
+            memory_bytes: tiers.memory_bytes,
+            memory_hits: tiers.memory_hits,
+            disk_blocks: tiers.disk_blocks,
+            disk_bytes: tiers.disk_bytes,
+            disk_hits: tiers.disk_hits(),
+            peer_hits: tiers.peer_hits,
+            misses: tiers.misses,
+        }
+    }
+}
+
 impl From<Worker> for WorkerView {
     fn from(worker: Worker) -> Self {
         let (alive, beat) = (worker.is_alive(), worker.heartbeat);
         let metrics = beat.metrics;
         let report = metrics.report;
         let share = |part: u64, all: u64| (all > 0).then(|| part as f64 / all as f64);
+        let bytes = |bytes: u64| (metrics.kv_bytes_total > 0).then_some(bytes);
         let seconds = |ms: Option<u64>| ms.map(|ms| ms as f64 / 1000.0);
         let looked_up = metrics.prefix_hit_tokens + metrics.prefix_miss_tokens;
         Self {
@@ -87,7 +132,15 @@ impl From<Worker> for WorkerView {
             wait_ms: report.wait_ms,
             efficiency: report.efficiency,
             kv_usage: share(metrics.kv_blocks_used, metrics.kv_blocks_total),
+            kv_blocks_used: metrics.kv_blocks_used,
+            kv_blocks_cached: metrics.kv_blocks_cached,
+            kv_blocks_total: metrics.kv_blocks_total,
+            kv_bytes_used: bytes(metrics.kv_bytes_used),
+            kv_bytes_total: bytes(metrics.kv_bytes_total),
+            prefix_hit_tokens: metrics.prefix_hit_tokens,
+            prefix_miss_tokens: metrics.prefix_miss_tokens,
             cache_hit_rate: share(metrics.prefix_hit_tokens, looked_up),
+            kv_tiers: metrics.tiers.map(TiersView::from),
             lease_age_s: seconds(metrics.lease_age_ms),
             read_age_s: seconds(metrics.read_age_ms),
             started_at_ms: worker.started_at.0,

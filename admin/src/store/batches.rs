@@ -37,6 +37,11 @@ pub struct BatchId(Uuid);
 const LINE_BITS: u128 = u32::MAX as u128;
 
 impl BatchId {
+    /// Returns an id at or before all that were made at a time or later.
+    pub fn first_of(at: Timestamp) -> Self {
+        Self(Uuid::from(JobId::first_of(at)))
+    }
+
     /// Generates a new id. The generator counts in the bits above the last 32, so no other id of this
     /// process is in the range of the batch's jobs.
     pub fn generate() -> Self {
@@ -287,6 +292,8 @@ pub struct BatchFilter {
     pub tenant: Option<Tenant>,
     /// State of the batch.
     pub state: Option<BatchState>,
+    /// A pair of its metadata; only the latest [`SCAN_MAX`] batches are searched for it.
+    pub metadata: Option<(String, String)>,
 }
 
 /// Batches in a store.

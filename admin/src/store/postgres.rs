@@ -30,6 +30,20 @@ macro_rules! any_text {
     };
 }
 
+/// Whether the batch in a text column has a pair of metadata.
+macro_rules! has_metadata {
+    ($column:literal, $name:literal, $value:literal) => {
+        concat!(
+            $column,
+            "::jsonb -> 'metadata' @> jsonb_build_object(",
+            $name,
+            "::text, ",
+            $value,
+            "::text)"
+        )
+    };
+}
+
 /// Locks the selected rows.
 macro_rules! for_update {
     () => {

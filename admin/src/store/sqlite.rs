@@ -34,6 +34,21 @@ macro_rules! any_text {
     };
 }
 
+/// Whether the batch in a text column has a pair of metadata.
+macro_rules! has_metadata {
+    ($column:literal, $name:literal, $value:literal) => {
+        concat!(
+            "EXISTS (SELECT 1 FROM json_each(",
+            $column,
+            ", '$.metadata') WHERE key = ",
+            $name,
+            " AND value = ",
+            $value,
+            ")"
+        )
+    };
+}
+
 /// Nothing to lock.
 macro_rules! for_update {
     () => {

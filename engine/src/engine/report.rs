@@ -6,6 +6,7 @@ use super::RowTarget;
 use crate::{
     backend::STEP_ROWS,
     formats::Format,
+    kv::disk::TierStats,
     request::{Event, RequestId},
     scheduler::StepLimits,
 };
@@ -122,6 +123,12 @@ pub struct EngineStats {
     pub blocks_cached: usize,
     /// All KV blocks.
     pub blocks_total: usize,
+    /// Bytes of the blocks held by sequences.
+    pub bytes_used: u64,
+    /// Bytes of all KV blocks.
+    pub bytes_total: u64,
+    /// The tiers below the KV blocks, of all engines that share them; `None` without any.
+    pub tiers: Option<TierStats>,
     /// Tokens found in the prefix cache at admissions.
     pub prefix_hit_tokens: u64,
     /// Tokens not found there, which had to be computed.

@@ -17,7 +17,7 @@ use crate::{
         Unannounced, WaitingJobs, Workers,
         classes::{ClassError, RegisteredQueue, ResetClassError},
         dead_letters::{DeadLetter, Pace, Replay},
-        history::{Period, Point, Snapshot},
+        history::{Period, Point, Snapshot, Subject},
         job_queries::{AttemptFailure, Count, DeadLetterGroups, JobHistory, JobPage},
         maintenance::ErasedJobs,
         queue_settings::{QueueOverview, QueueState},
@@ -163,6 +163,8 @@ measured! {
         fn sample() -> Result<bool, StoreError>;
         fn snapshot() -> Result<Option<Snapshot>, StoreError>;
         fn samples(queue: Option<&QueueName>, period: Period, from: Timestamp, to: Timestamp)
+            -> Result<Vec<Point>, StoreError>;
+        fn subject_samples(subject: &Subject, period: Period, from: Timestamp, to: Timestamp)
             -> Result<Vec<Point>, StoreError>;
     }
     NumericsClasses {

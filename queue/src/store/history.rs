@@ -6,6 +6,9 @@
 //! are read from histograms with fixed bounds, which can be added too.
 //!
 //! A sample counts the jobs that finished since the previous one: each job is counted and read once.
+//!
+//! Tenants and workers ([`Subject`]) are sampled too, in periods of a minute and an hour: of tenants the jobs that
+//! finished, of workers also what their heartbeats say.
 
 mod histogram;
 
@@ -16,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::histogram::{BUCKETS_MS, Histogram};
 use super::StoreError;
-use crate::job::{QueueName, Timestamp};
+use crate::job::{QueueName, Tenant, Timestamp};
 
 /// Shortest time between two samples.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
@@ -97,6 +100,15 @@ pub struct Sample {
     pub running_sum: u64,
     /// Slots of the workers, summed over the observations.
     pub slots_sum: u64,
+    /// KV blocks in use, summed over the observations. This and the two below are of workers alone.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub kv_used_sum: u64,
+    /// All KV blocks, summed over the observations.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub kv_total_sum: u64,
+    /// Time in which a step ran, in thousandths of the time, summed over the observations.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub busy_permille_sum: u64,
     /// Highest age of the oldest queued job, in milliseconds.
     pub oldest_ms_max: u64,
     /// Submitted jobs.
@@ -144,6 +156,7 @@ impl Sample {
         add_fields!(self, other, looks, covered_ms, queued_sum, running_sum, slots_sum, arrived);
         add_fields!(self, other, completed, failed, cancelled, expired);
         add_fields!(self, other, prompt_tokens, completion_tokens);
+        add_fields!(self, other, kv_used_sum, kv_total_sum, busy_permille_sum);
         self.queued_max = self.queued_max.max(other.queued_max);
         self.oldest_ms_max = self.oldest_ms_max.max(other.oldest_ms_max);
         self.latencies.merge(&other.latencies);
@@ -169,9 +182,53 @@ impl Sample {
         (self.slots_sum > 0).then(|| self.running_sum as f64 / self.slots_sum as f64)
     }
 
+    /// Mean share of the KV blocks that were in use; `None` without blocks.
+    pub fn kv_fill(&self) -> Option<f64> {
+        (self.kv_total_sum > 0).then(|| self.kv_used_sum as f64 / self.kv_total_sum as f64)
+    }
+
+    /// Mean share of the time in which a step ran; `None` without observations.
+    pub fn utilisation(&self) -> Option<f64> {
+        (self.looks > 0).then(|| self.busy_permille_sum as f64 / 1000.0 / self.looks as f64)
+    }
+
     /// Returns whether all counts are zero.
     pub(super) fn is_idle(&self) -> bool {
         self.queued_sum + self.running_sum + self.slots_sum + self.arrived + self.ended() == 0
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// What is sampled beside queues.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// A tenant: its jobs that finished.
+    Tenant(Tenant),
+    /// A worker, by its incarnation: its load, what it computed, and the jobs that it ended.
+    Worker(String),
+}
+
+impl Subject {
+    /// The periods of its samples. A short one would cost a write for each tenant and sample.
+    pub const PERIODS: [Period; 2] = [Period::Minute, Period::Hour];
+
+    /// Returns the word for its kind in stores.
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Tenant(_) => "tenant",
+            Self::Worker(_) => "worker",
+        }
+    }
+
+    /// Returns its name.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Tenant(Tenant(name)) | Self::Worker(name) => name,
+        }
     }
 }
 
@@ -334,6 +391,16 @@ pub trait QueueHistory: Send + Sync {
     async fn samples(
         &self,
         queue: Option<&QueueName>,
+        period: Period,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<Point>, StoreError>;
+
+    /// Returns the samples of a tenant or worker, likewise. `covered_ms` of a tenant's sample is the time with jobs that
+    /// ended.
+    async fn subject_samples(
+        &self,
+        subject: &Subject,
         period: Period,
         from: Timestamp,
         to: Timestamp,

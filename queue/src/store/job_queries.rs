@@ -17,6 +17,20 @@ use crate::{
 /// Maximum number of jobs that one page or count scans.
 pub const SCAN_MAX: u32 = 10_000;
 
+/// Maximum number of batches that a search by metadata looks into.
+pub const RANGES_MAX: usize = 20;
+
+/// A pair of a job's metadata, or of its batch's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetadataFilter {
+    /// Name of the pair.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// Ids of the jobs of batches with this pair, which need not have it themselves. At most [`RANGES_MAX`] are used.
+    pub batches: Vec<RangeInclusive<JobId>>,
+}
+
 /// Conditions on jobs. A job matches if it meets every condition that is set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobFilter {
@@ -36,6 +50,8 @@ pub struct JobFilter {
     pub custom_id: Option<String>,
     /// The beginning of that name. No index answers it: each page tests the jobs that it scans.
     pub custom_id_prefix: Option<String>,
+    /// A pair of the caller's metadata.
+    pub metadata: Option<MetadataFilter>,
     /// The worker that claimed the job last.
     pub owner: Option<String>,
     /// Ids in a range, such as those of a batch.

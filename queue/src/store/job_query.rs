@@ -4,13 +4,15 @@
 //! conditions on each job. So the inner query has only conditions that one index answers, and the rest
 //! is outside: a filter that matches little costs a page of jobs, never a scan of all. States are
 //! literals, because the planner uses a partial index only for a literal.
+//!
+//! A search by metadata scans the jobs that have any, and the ids of each batch that has the pair.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::RangeInclusive};
 
 use sqlx::{Database, Encode, QueryBuilder, Type};
 use uuid::Uuid;
 
-use super::job_queries::{JobFilter, SCAN_MAX};
+use super::job_queries::{JobFilter, MetadataFilter, RANGES_MAX, SCAN_MAX};
 use crate::job::{JobId, JobState};
 
 /// States in the partial index `jobs_set_apart`.
@@ -42,16 +44,24 @@ enum Condition<'a> {
     From(JobId),
     /// The id is less.
     Below(JobId),
+    /// The id is this or less.
+    UpTo(JobId),
+    /// The job has metadata and is in none of the filter's batches.
+    WithMetadata(&'a MetadataFilter),
+    /// The job has the pair, or is in one of the filter's batches.
+    Metadata(&'a MetadataFilter),
 }
 
 /// A filter for one database, in two parts.
 pub(super) struct JobQuery<'a, DB> {
-    /// Conditions that an index answers.
-    indexed: Vec<Condition<'a>>,
+    /// For each scan, which finds jobs that the others don't: conditions that an index answers.
+    scans: Vec<Vec<Condition<'a>>>,
     /// Conditions that are tested on each job.
     rest: Vec<Condition<'a>>,
     /// The tables with jobs that may match.
     tables: &'a [&'a str],
+    /// The database's test of metadata, around the parameters of name and value.
+    metadata_has: [&'static str; 3],
     database: PhantomData<DB>,
 }
 
@@ -61,10 +71,16 @@ where
     Uuid: for<'q> Encode<'q, DB> + Type<DB>,
 {
     /// Returns jobs of the tables that match the filter and have ids below `before`.
-    pub fn new(filter: &'a JobFilter, before: Option<JobId>, tables: &'a [&'a str]) -> Self {
+    pub fn new(
+        filter: &'a JobFilter,
+        before: Option<JobId>,
+        tables: &'a [&'a str],
+        metadata_has: [&'static str; 3],
+    ) -> Self {
         let JobFilter {
             tenant, model, format, error_code, error_signature, custom_id, owner, ..
         } = filter;
+        let metadata = filter.metadata.as_ref();
         let is = |column, value: &'a Option<String>| {
             value.as_deref().map(|value| Condition::Is(column, value))
         };
@@ -83,12 +99,16 @@ where
         let by_state =
             state.is_some_and(|state| state == JobState::Running || SET_APART.contains(&state));
         let state = state.map(Condition::State);
-        let all =
-            [&custom_id, &code, &signature, &state, &model, &format, &tenant, &owner, &prefix];
+        let pair = metadata.map(Condition::Metadata);
+        let all = [
+            &custom_id, &code, &signature, &state, &model, &format, &tenant, &owner, &prefix, &pair,
+        ];
         let chosen: Vec<&Option<Condition<'a>>> = if custom_id.is_some() {
             vec![&custom_id]
         } else if code.is_some() && filter.state.is_none_or(|state| state == JobState::Failed) {
             vec![&code, &state]
+        } else if metadata.is_some() {
+            Vec::new()
         } else if by_queue {
             vec![&model, &format, &state]
         } else if by_state {
@@ -96,17 +116,35 @@ where
         } else {
             vec![&tenant]
         };
-        let mut indexed: Vec<Condition<'a>> = chosen.iter().copied().flatten().cloned().collect();
+        let by_pair = metadata.filter(|_| chosen.is_empty());
+        let indexed: Vec<Condition<'a>> = chosen.iter().copied().flatten().cloned().collect();
         let rest =
             all.into_iter().flatten().filter(|one| !indexed.contains(*one)).cloned().collect();
-        indexed.extend(range(filter, before));
-        Self { indexed, rest, tables, database: PhantomData }
+        let limits = range(filter, before);
+        let scans = match by_pair {
+            None => vec![indexed.into_iter().chain(limits).collect()],
+            Some(pair) => {
+                let own = std::iter::once(Condition::WithMetadata(pair)).chain(limits.clone());
+                let of = |ids: &RangeInclusive<JobId>| {
+                    let of_batch = [Condition::From(*ids.start()), Condition::UpTo(*ids.end())];
+                    of_batch.into_iter().chain(limits.clone()).collect()
+                };
+                std::iter::once(own.collect()).chain(ranges(pair).map(of)).collect()
+            }
+        };
+        Self { scans, rest, tables, metadata_has, database: PhantomData }
+    }
+
+    /// The columns that the conditions need beside those of a list.
+    fn columns(&self) -> String {
+        let is_searched = self.rest.iter().any(|one| matches!(one, Condition::Metadata(_)));
+        format!("{COLUMNS}{}", if is_searched { ", metadata" } else { "" })
     }
 
     /// Returns up to `limit` jobs, the newest first.
     pub fn page(&self, limit: u32) -> QueryBuilder<DB> {
         let mut query = QueryBuilder::new("SELECT * FROM (");
-        self.scan(&mut query, COLUMNS, SCAN_MAX);
+        self.scan(&mut query, &self.columns(), SCAN_MAX);
         query.push(") AS scanned");
         self.conditions(&mut query, &self.rest);
         query.push(format_args!(" ORDER BY id DESC LIMIT {limit}"));
@@ -132,7 +170,7 @@ where
             false => self.conditions(&mut query, &self.rest),
         }
         query.push(") AS jobs FROM (");
-        self.scan(&mut query, COLUMNS, SCAN_MAX + 1);
+        self.scan(&mut query, &self.columns(), SCAN_MAX + 1);
         query.push(") AS scanned");
         query
     }
@@ -151,24 +189,28 @@ where
         query
     }
 
-    /// The scan along the index.
+    /// The scan along the indexes.
     fn scan(&self, query: &mut QueryBuilder<DB>, columns: &str, limit: u32) {
-        let one = |query: &mut QueryBuilder<DB>, table: &str| {
+        let one = |query: &mut QueryBuilder<DB>, (table, conditions): (&str, &[Condition<'_>])| {
             query.push(format_args!("SELECT {columns} FROM {table}"));
-            self.conditions(query, &self.indexed);
+            self.conditions(query, conditions);
             query.push(format_args!(" ORDER BY id DESC LIMIT {limit}"));
         };
-        let [first, others @ ..] = self.tables else { return };
-        if others.is_empty() {
+        let each =
+            self.scans.iter().flat_map(|scan| self.tables.iter().map(|table| (*table, &**scan)));
+        let mut each = each.collect::<Vec<_>>().into_iter();
+        let Some(first) = each.next() else { return };
+        if each.len() == 0 {
             return one(query, first);
         }
-        query.push("SELECT * FROM ((");
+        // SQLite takes no parentheses around the parts of a union.
+        query.push("SELECT * FROM (SELECT * FROM (");
         one(query, first);
-        for table in others {
-            query.push(") UNION ALL (");
-            one(query, table);
+        for other in each {
+            query.push(") AS part UNION ALL SELECT * FROM (");
+            one(query, other);
         }
-        query.push(format_args!(")) AS tables ORDER BY id DESC LIMIT {limit}"));
+        query.push(format_args!(") AS part) AS tables ORDER BY id DESC LIMIT {limit}"));
     }
 
     fn conditions(&self, query: &mut QueryBuilder<DB>, conditions: &[Condition<'_>]) {
@@ -201,9 +243,43 @@ where
                 Condition::Below(id) => {
                     query.push("id < ").push_bind(Uuid::from(*id));
                 }
+                Condition::UpTo(id) => {
+                    query.push("id <= ").push_bind(Uuid::from(*id));
+                }
+                Condition::WithMetadata(pair) => {
+                    query.push("metadata IS NOT NULL");
+                    for ids in ranges(pair) {
+                        query.push(" AND NOT ");
+                        between(query, ids);
+                    }
+                }
+                Condition::Metadata(pair) => {
+                    let [before, between_them, after] = self.metadata_has;
+                    query.push(format_args!("(metadata IS NOT NULL AND {before}"));
+                    query.push_bind(pair.name.clone()).push(between_them);
+                    query.push_bind(pair.value.clone()).push(after);
+                    for ids in ranges(pair) {
+                        query.push(" OR ");
+                        between(query, ids);
+                    }
+                    query.push(")");
+                }
             }
         }
     }
+}
+
+/// Returns the ranges of ids of a filter that are searched.
+fn ranges(pair: &MetadataFilter) -> impl Iterator<Item = &RangeInclusive<JobId>> {
+    pair.batches.iter().take(RANGES_MAX)
+}
+
+fn between<DB: Database>(query: &mut QueryBuilder<DB>, ids: &RangeInclusive<JobId>)
+where
+    Uuid: for<'q> Encode<'q, DB> + Type<DB>,
+{
+    query.push("(id BETWEEN ").push_bind(Uuid::from(*ids.start()));
+    query.push(" AND ").push_bind(Uuid::from(*ids.end())).push(")");
 }
 
 /// Returns the least text, in the order of bytes, that is greater than all that begin with `prefix`; `None` if every greater text does.
@@ -238,7 +314,8 @@ mod tests {
     use crate::job::Tenant;
 
     fn check(filter: &JobFilter, inner: &str, outer: &str) {
-        let sql = JobQuery::<Sqlite>::new(filter, None, &["jobs"]).page(7).into_string();
+        let has = ["has(", ", ", ")"];
+        let sql = JobQuery::<Sqlite>::new(filter, None, &["jobs"], has).page(7).into_string();
         let (scan, rest) = sql.split_once(") AS scanned").expect("a scan");
         let end = format!("ORDER BY id DESC LIMIT {SCAN_MAX}");
         assert!(scan.ends_with(&format!("FROM jobs{inner} {end}")), "{sql}");
@@ -273,7 +350,7 @@ mod tests {
         let of_model = JobFilter { model, state: Some(JobState::Running), ..mine };
         check(&of_model, " WHERE state = 'running'", " WHERE model = ? AND tenant = ?");
         let format = Some("i2_s".to_owned());
-        let of_queue = JobFilter { format, state: Some(JobState::Failed), ..of_model };
+        let of_queue = JobFilter { format, state: Some(JobState::Failed), ..of_model.clone() };
         let inner = format!(" WHERE model = ? AND format = ? AND {failed}");
         check(&of_queue, &inner, " WHERE tenant = ?");
         let named = JobFilter { custom_id: Some("a".to_owned()), ..of_queue.clone() };
@@ -282,6 +359,12 @@ mod tests {
         let custom_id_prefix = Some("a".to_owned());
         let begun = JobFilter { custom_id_prefix, ..all.clone() };
         check(&begun, "", " WHERE custom_id >= ? AND custom_id < ?");
+        let (name, value) = ("k".to_owned(), "v".to_owned());
+        let own = MetadataFilter { name, value, batches: Vec::new() };
+        let marked = JobFilter { metadata: Some(own), ..of_model };
+        let has = "(metadata IS NOT NULL AND has(?, ?))";
+        let outer = format!(" WHERE state = 'running' AND model = ? AND tenant = ? AND {has}");
+        check(&marked, " WHERE metadata IS NOT NULL", &outer);
         let error_code = Some("lease_lost".to_owned());
         let erred = JobFilter { error_code, ..all };
         check(&erred, &format!(" WHERE error_code = ? AND {failed}"), "");

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Depth, Latencies, QueueSnapshot, SAMPLE_EVERY, Sample};
-use crate::job::{JobState, QueueName, Timestamp};
+use super::history::{Depth, Latencies, QueueSnapshot, SAMPLE_EVERY, Sample, Subject};
+use crate::job::{JobState, QueueName, Tenant, Timestamp};
 
 /// A queue without activity for this long is dropped until it has activity again.
 const FORGOTTEN_AFTER_MS: i64 = 24 * 60 * 60 * 1000;
@@ -55,6 +55,77 @@ pub(super) struct Observation {
 /// Counts by queue.
 pub(super) type Observations = BTreeMap<QueueName, Observation>;
 
+/// Most tenants and most workers of one sample: the busiest. A bound on what a sample writes.
+pub(super) const SUBJECTS_MAX: usize = 1000;
+
+/// Counts of tenants and workers.
+#[derive(Debug, Default)]
+pub(super) struct Subjects(BTreeMap<Subject, Sample>);
+
+/// What a worker reports of the present.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Load {
+    pub running: u64,
+    pub slots: u64,
+    pub kv_used: u64,
+    pub kv_total: u64,
+    pub prefill_tokens_per_s: f64,
+    pub decode_tokens_per_s: f64,
+    /// Share of the time in which a step ran.
+    pub utilisation: f64,
+}
+
+impl Subjects {
+    /// Adds jobs that a worker ended for a tenant, where these are known. A worker's tokens come from its load: those of
+    /// jobs come late and all at once.
+    pub fn ended(&mut self, tenant: Option<String>, worker: Option<String>, ended: &Sample) {
+        if let Some(tenant) = tenant {
+            self.0.entry(Subject::Tenant(Tenant(tenant))).or_default().merge(ended);
+        }
+        if let Some(worker) = worker {
+            let ended = Sample { prompt_tokens: 0, completion_tokens: 0, ..ended.clone() };
+            self.0.entry(Subject::Worker(worker)).or_default().merge(&ended);
+        }
+    }
+
+    /// Adds a worker's load over the time of a sample.
+    pub fn load(&mut self, worker: String, load: Load, covered_ms: u64) {
+        let tokens = |per_s: f64| (per_s.max(0.0) * covered_ms as f64 / 1000.0).round() as u64;
+        let sample = Sample {
+            looks: 1,
+            running_sum: load.running,
+            slots_sum: load.slots,
+            kv_used_sum: load.kv_used,
+            kv_total_sum: load.kv_total,
+            busy_permille_sum: (load.utilisation.clamp(0.0, 1.0) * 1000.0).round() as u64,
+            prompt_tokens: tokens(load.prefill_tokens_per_s),
+            completion_tokens: tokens(load.decode_tokens_per_s),
+            ..Sample::default()
+        };
+        self.0.entry(Subject::Worker(worker)).or_default().merge(&sample);
+    }
+
+    /// Returns the samples of the busiest ones.
+    pub fn samples(self, covered_ms: u64) -> Vec<(Subject, Sample)> {
+        let (mut tenants, mut workers): (Vec<_>, Vec<_>) =
+            self.0.into_iter().partition(|(subject, _)| matches!(subject, Subject::Tenant(_)));
+        for all in [&mut tenants, &mut workers] {
+            all.sort_by_key(|(_, sample)| std::cmp::Reverse((sample.ended(), sample.running_sum)));
+            all.truncate(SUBJECTS_MAX);
+        }
+        let mut all: Vec<(Subject, Sample)> = tenants.into_iter().chain(workers).collect();
+        all.iter_mut().for_each(|(_, sample)| sample.covered_ms = covered_ms);
+        // One order for all processes.
+        all.sort_by(|(one, _), (other, _)| one.cmp(other));
+        all
+    }
+}
+
+/// Returns the time that an observation covers, in milliseconds.
+pub(super) fn covered_ms(taken_at: Timestamp, now: Timestamp) -> u64 {
+    now.0.saturating_sub(taken_at.0).clamp(1, COVERED_MS_MAX).unsigned_abs()
+}
+
 /// Adds to the histogram with this name.
 pub(super) fn latency(sample: &mut Sample, name: &str, bucket: usize, jobs: u64, sum_ms: u64) {
     match name {
@@ -96,7 +167,7 @@ pub(super) fn advance(
     now: Timestamp,
     mut observed: Observations,
 ) -> Vec<(Option<QueueName>, Sample)> {
-    let covered_ms = (now.0 - taken_at.0).clamp(1, COVERED_MS_MAX);
+    let covered_ms = covered_ms(taken_at, now);
     for known in &state.queues {
         // A queue without counts gets a sample of zeros.
         observed.entry(known.queue.clone()).or_default();
@@ -130,7 +201,7 @@ pub(super) fn advance(
         }
     }
     all.looks = 1;
-    all.covered_ms = covered_ms.unsigned_abs();
+    all.covered_ms = covered_ms;
     samples.push((None, all));
     samples
 }
@@ -139,7 +210,7 @@ pub(super) fn advance(
 fn sample(
     before: &Depth,
     observation: &Observation,
-    covered_ms: i64,
+    covered_ms: u64,
     now: Timestamp,
     is_first: bool,
 ) -> Sample {
@@ -153,7 +224,7 @@ fn sample(
     let oldest = depth.oldest_queued_at.map_or(0, |at| now.since(at).as_millis());
     Sample {
         looks: 1,
-        covered_ms: covered_ms.unsigned_abs(),
+        covered_ms,
         queued_sum: depth.queued,
         queued_max: depth.queued,
         running_sum: depth.running,

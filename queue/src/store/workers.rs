@@ -67,6 +67,14 @@ pub struct WorkerMetrics {
     pub kv_blocks_used: u64,
     /// KV blocks in total.
     pub kv_blocks_total: u64,
+    /// KV blocks kept for their contents: the prefix cache.
+    pub kv_blocks_cached: u64,
+    /// Bytes of the blocks held by sequences; 0 from an earlier release.
+    pub kv_bytes_used: u64,
+    /// Bytes of all KV blocks; 0 from an earlier release.
+    pub kv_bytes_total: u64,
+    /// The tiers below the KV blocks; `None` without any.
+    pub tiers: Option<TierReport>,
     /// Prompt tokens found in the prefix cache.
     pub prefix_hit_tokens: u64,
     /// Prompt tokens not found in the prefix cache.
@@ -79,6 +87,33 @@ pub struct WorkerMetrics {
     pub report: WorkReport,
     /// Its fault counters.
     pub integrity: Integrity,
+}
+
+/// Where a worker keeps KV blocks beside those of its device, since its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TierReport {
+    /// Blocks found in any tier.
+    pub hits: u64,
+    /// Of these, in the memory of the host.
+    pub memory_hits: u64,
+    /// Of these, at other workers.
+    pub peer_hits: u64,
+    /// Looked up blocks that no tier had, one for each prompt.
+    pub misses: u64,
+    /// Bytes of blocks in the memory of the host.
+    pub memory_bytes: u64,
+    /// Blocks on disk.
+    pub disk_blocks: u64,
+    /// Bytes of blocks on disk.
+    pub disk_bytes: u64,
+}
+
+impl TierReport {
+    /// Returns the blocks found on disk.
+    pub fn disk_hits(&self) -> u64 {
+        self.hits.saturating_sub(self.memory_hits + self.peer_hits)
+    }
 }
 
 /// What the engines of a worker did since its heartbeat before.

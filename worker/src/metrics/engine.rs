@@ -37,6 +37,10 @@ impl Steps {
             blocks_used: a.blocks_used + b.blocks_used,
             blocks_cached: a.blocks_cached + b.blocks_cached,
             blocks_total: a.blocks_total + b.blocks_total,
+            bytes_used: a.bytes_used + b.bytes_used,
+            bytes_total: a.bytes_total + b.bytes_total,
+            // All devices of a process share the tiers, and each tells what they were when it ran a step.
+            tiers: a.tiers.into_iter().chain(b.tiers).max_by_key(|tiers| tiers.hits + tiers.misses),
             prefix_hit_tokens: a.prefix_hit_tokens + b.prefix_hit_tokens,
             prefix_miss_tokens: a.prefix_miss_tokens + b.prefix_miss_tokens,
             steps: a.steps + b.steps,

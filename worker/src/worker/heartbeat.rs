@@ -8,7 +8,7 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::workers::{Directive, Heartbeat, Leadership, WorkReport, WorkerMetrics},
+    store::workers::{Directive, Heartbeat, Leadership, TierReport, WorkReport, WorkerMetrics},
 };
 
 use super::{
@@ -138,6 +138,18 @@ impl HeartbeatTask {
             drain_tokens_per_s: None,
             kv_blocks_used: now.stats.blocks_used as u64,
             kv_blocks_total: now.stats.blocks_total as u64,
+            kv_blocks_cached: now.stats.blocks_cached as u64,
+            kv_bytes_used: now.stats.bytes_used,
+            kv_bytes_total: now.stats.bytes_total,
+            tiers: now.stats.tiers.map(|tiers| TierReport {
+                hits: tiers.hits,
+                memory_hits: tiers.host_hits,
+                peer_hits: tiers.remote_hits,
+                misses: tiers.misses,
+                memory_bytes: tiers.host_bytes,
+                disk_blocks: tiers.usage.blocks,
+                disk_bytes: tiers.usage.bytes,
+            }),
             prefix_hit_tokens: now.stats.prefix_hit_tokens,
             prefix_miss_tokens: now.stats.prefix_miss_tokens,
             lease_age_ms: self.metrics.lease_age_ms(),

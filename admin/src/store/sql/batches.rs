@@ -3,7 +3,10 @@
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use tritmill_queue::{Store, StoreError, Tenant, store::Page};
+use tritmill_queue::{
+    Store, StoreError, Tenant,
+    store::{Page, job_queries::SCAN_MAX},
+};
 
 use super::{Query, Row, SqlStore, query, rows};
 use crate::store::batches::{Batch, BatchFilter, BatchId, BatchState, Batches, Creation};
@@ -23,6 +26,15 @@ macro_rules! page_sql {
             $order,
             " LIMIT $3"
         )
+    };
+}
+
+/// Batches that match a tenant and a state, the newest first.
+macro_rules! latest_sql {
+    () => {
+        "SELECT id, CAST(batch AS text) AS batch FROM batches
+         WHERE ($1 IS NULL OR tenant = $1) AND ($2 IS NULL OR state = $2)
+           AND ($3 IS NULL OR id < $3) ORDER BY id DESC"
     };
 }
 
@@ -92,15 +104,24 @@ impl Batches for SqlStore {
         filter: &BatchFilter,
         page: Page<BatchId>,
     ) -> Result<Vec<Batch>, StoreError> {
-        let found = query(
-            "SELECT CAST(batch AS text) AS batch FROM batches
-             WHERE ($1 IS NULL OR tenant = $1) AND ($2 IS NULL OR state = $2)
-               AND ($3 IS NULL OR id < $3) ORDER BY id DESC LIMIT $4",
-        )
-        .bind(filter.tenant.as_ref().map(|tenant| &tenant.0))
-        .bind(filter.state.map(BatchState::as_str))
-        .bind(page.after.map(Uuid::from))
-        .bind(i64::from(page.limit));
+        let found = match filter.metadata {
+            None => concat!(latest_sql!(), " LIMIT $4"),
+            Some(_) => concat!(
+                "SELECT batch FROM (",
+                latest_sql!(),
+                " LIMIT $5) AS latest WHERE ",
+                has_metadata!("batch", "$6", "$7"),
+                " ORDER BY id DESC LIMIT $4"
+            ),
+        };
+        let mut found = query(found)
+            .bind(filter.tenant.as_ref().map(|tenant| &tenant.0))
+            .bind(filter.state.map(BatchState::as_str))
+            .bind(page.after.map(Uuid::from))
+            .bind(i64::from(page.limit));
+        if let Some((name, value)) = &filter.metadata {
+            found = found.bind(i64::from(SCAN_MAX)).bind(name).bind(value);
+        }
         read(self, found).await
     }
 

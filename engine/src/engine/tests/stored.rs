@@ -48,6 +48,7 @@ fn shared_prompt_is_not_computed_after_a_restart() {
     assert_eq!(answer(&mut second, &request(1, 100, 9)), 4, "six blocks are read");
     let stats = second.engine.disk_stats().expect("a disk");
     assert_eq!((stats.hits, stats.misses, stats.written), (6, 0, 0));
+    assert_eq!(second.engine.stats().tiers, Some(stats));
     assert_eq!(second.engine.stats().prefix_hit_tokens, 96);
     assert_eq!(answer(&mut second, &request(2, 50, 3)), 50, "another prompt");
 }

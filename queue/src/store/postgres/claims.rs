@@ -35,15 +35,17 @@ WITH clock AS (SELECT store_now_ms($1) AS now), announced AS (
     DELETE FROM announcements WHERE first = ANY($14) AND NOT again
 ), added AS (
     INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, attempts_max, run_at,
-                           expires_at, submitted_at, replay_of, job, custom_id, shard_key)
+                           expires_at, submitted_at, replay_of, job, custom_id, shard_key,
+                           metadata)
     SELECT id, model, format, tenant, priority,
            CASE WHEN run_at > now THEN 'scheduled' ELSE 'queued' END, cost, attempts_max,
-           CASE WHEN run_at > now THEN run_at END, expires_at, now, replay_of, job, custom_id, shard_key
+           CASE WHEN run_at > now THEN run_at END, expires_at, now, replay_of, job, custom_id, shard_key,
+           metadata::jsonb
     FROM clock, UNNEST($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[],
                        $8::integer[], $9::bigint[], $10::bigint[], $11::uuid[], $12::bytea[],
-                       $13::text[], $15::integer[])
+                       $13::text[], $15::integer[], $16::text[])
          AS job (id, model, format, tenant, priority, cost, attempts_max, run_at, expires_at,
-                 replay_of, job, custom_id, shard_key)
+                 replay_of, job, custom_id, shard_key, metadata)
     WHERE job.id <> ALL (ARRAY(SELECT id FROM jobs WHERE id = ANY($2)))
     ON CONFLICT (id) DO NOTHING RETURNING id, model, format, state
 )
@@ -87,6 +89,7 @@ pub(super) async fn insert_jobs(
         .bind(jobs.iter().map(|job| job.custom_id.as_deref()).collect::<Vec<_>>())
         .bind(store.announced.take())
         .bind(jobs.iter().map(|job| i32::from(prefix_key::shard(&job.prompt))).collect::<Vec<_>>())
+        .bind(jobs.iter().map(Job::searched_metadata).collect::<Vec<_>>())
         .execute(connection)
         .await?;
     Ok(())

@@ -66,6 +66,10 @@ macro_rules! for_share {
 
 pub(super) type Db = Postgres;
 
+/// What a column of metadata must contain, around the parameters of name and value.
+pub(super) const METADATA_HAS: [&str; 3] =
+    ["metadata @> jsonb_build_object(", "::text, ", "::text)"];
+
 /// An id as text, in the same order. Postgres has no minimum of UUIDs before release 18.
 pub(super) const ID_TEXT: &str = "id::text";
 
@@ -92,9 +96,12 @@ WITH RECURSIVE names AS (
 )
 SELECT tenant FROM names WHERE tenant IS NOT NULL LIMIT $2";
 
-/// Deletes a tenant's rows in tables of settings.
-pub(super) const TENANT_SETTINGS: [&str; 2] =
-    ["DELETE FROM tenant_quotas WHERE tenant = $1", "DELETE FROM idempotency WHERE tenant = $1"];
+/// Deletes a tenant's rows in tables of settings and samples.
+pub(super) const TENANT_SETTINGS: [&str; 3] = [
+    "DELETE FROM tenant_quotas WHERE tenant = $1",
+    "DELETE FROM idempotency WHERE tenant = $1",
+    "DELETE FROM subject_samples WHERE kind = 'tenant' AND name = $1",
+];
 
 /// Returns ids in ascending order: the order in which every statement locks its rows.
 pub fn id_list(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {

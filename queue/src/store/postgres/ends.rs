@@ -24,7 +24,7 @@ use crate::{
 macro_rules! kept_columns {
     () => {
         "model, format, tenant, priority, cost, shard_key, attempts_max, expires_at, submitted_at,
-         replay_of, job, custom_id, started_at, claimed_at"
+         replay_of, job, custom_id, metadata, started_at, claimed_at"
     };
 }
 
@@ -49,14 +49,14 @@ macro_rules! end_jobs {
            claim_owner, claim_at, first_token_ms
     FROM ended, clock ON CONFLICT (job_id) DO NOTHING
 ), counted AS (
-    INSERT INTO recent_ends (model, format, state, jobs, prompt_tokens, completion_tokens, start_ms,
-                             run_ms, first_token_ms)
-    SELECT model, format, state, count(*), sum(prompt_tokens), sum(completion_tokens),
+    INSERT INTO recent_ends (model, format, state, tenant, owner, jobs, prompt_tokens,
+                             completion_tokens, start_ms, run_ms, first_token_ms)
+    SELECT model, format, state, tenant, claim_owner, count(*), sum(prompt_tokens), sum(completion_tokens),
            array_agg(started_at - submitted_at) FILTER (WHERE started_at IS NOT NULL),
            array_agg(now - claim_at) FILTER (WHERE state = 'completed' AND claim_at IS NOT NULL),
            array_agg(claim_at + first_token_ms - submitted_at)
                FILTER (WHERE state = 'completed' AND claim_at + first_token_ms IS NOT NULL)
-    FROM ended, clock GROUP BY model, format, state
+    FROM ended, clock GROUP BY model, format, state, tenant, claim_owner
 )"
         )
     };

@@ -3,7 +3,7 @@
 //!
 //! Statements that end jobs leave a row in `recent_ends`, which the sampler deletes as it counts it.
 
-use std::time::Instant;
+use std::{collections::HashMap, time::Instant};
 
 use sqlx::PgConnection;
 
@@ -17,8 +17,8 @@ use crate::{
     job::{QueueName, Timestamp},
     store::{
         StoreError,
-        history::{BUCKETS_MS, DEPTH_MAX, Period, SAMPLE_EVERY, Sample},
-        sampler::{self, Observations, State},
+        history::{BUCKETS_MS, DEPTH_MAX, Period, SAMPLE_EVERY, Sample, Subject},
+        sampler::{self, Observations, SUBJECTS_MAX, State, Subjects},
         workers::Worker,
     },
 };
@@ -74,13 +74,19 @@ pub(super) async fn sample(store: &PostgresStore) -> Result<bool, StoreError> {
     observe_unannounced(&mut tx, &mut observed).await?;
     observe_slots(&mut tx, now, &mut observed).await?;
     measure_workers(&mut tx, now).await?;
-    observe_ends(&mut tx, &mut observed).await?;
+    let (covered_ms, mut subjects) = (sampler::covered_ms(taken_at, now), Subjects::default());
+    observe_ends(&mut tx, &mut observed, &mut subjects).await?;
+    observe_loads(&mut tx, now, covered_ms, &mut subjects).await?;
     if given.is_none() {
         state.took(started.elapsed());
     }
     let samples = sampler::advance(&mut state, taken_at, now, observed);
     for period in Period::ALL {
         add(&mut tx, period, period.begin(now), &samples).await?;
+    }
+    let samples = subjects.samples(covered_ms);
+    for period in Subject::PERIODS {
+        add_subjects(&mut tx, period, period.begin(now), &samples).await?;
     }
     query("UPDATE sampler SET taken_at = $1, state = $2::text::jsonb")
         .bind(now.0)
@@ -212,25 +218,103 @@ async fn measure_workers(tx: &mut PgConnection, now: Timestamp) -> Result<(), St
 async fn observe_ends(
     tx: &mut PgConnection,
     observed: &mut Observations,
+    subjects: &mut Subjects,
 ) -> Result<(), StoreError> {
     let ends = query(
         "DELETE FROM recent_ends
-         RETURNING model, format, state AS name, jobs, prompt_tokens, completion_tokens, start_ms,
-                   run_ms, first_token_ms",
+         RETURNING model, format, state AS name, tenant, owner, jobs, prompt_tokens,
+                   completion_tokens, start_ms, run_ms, first_token_ms",
     );
     for row in &ends.fetch_all(tx).await? {
-        observe(row, None, observed)?;
-        let sample = &mut observed.entry(rows::queue(row)?).or_default().ended;
+        let mut sample = Sample::default();
+        observe(row, None, &mut sample)?;
         for (name, column) in
             [("start", "start_ms"), ("run", "run_ms"), ("first_token", "first_token_ms")]
         {
             for ms in rows::get::<Option<Vec<i64>>>(row, column)?.unwrap_or_default() {
                 // A value equal to a bound belongs to that bucket.
                 let bucket = BUCKETS_MS.partition_point(|bound| *bound < ms);
-                sampler::latency(sample, name, bucket, 1, u64::try_from(ms).unwrap_or(0));
+                sampler::latency(&mut sample, name, bucket, 1, u64::try_from(ms).unwrap_or(0));
             }
         }
+        subjects.ended(rows::get(row, "tenant")?, rows::get(row, "owner")?, &sample);
+        observed.entry(rows::queue(row)?).or_default().ended.merge(&sample);
     }
+    Ok(())
+}
+
+/// Adds what the workers report of the present.
+async fn observe_loads(
+    tx: &mut PgConnection,
+    now: Timestamp,
+    covered_ms: u64,
+    subjects: &mut Subjects,
+) -> Result<(), StoreError> {
+    let found = query(
+        "SELECT owner, running, slots,
+                coalesce((vitals ->> 'kv_blocks_used')::bigint, 0) AS kv_used,
+                coalesce((vitals ->> 'kv_blocks_total')::bigint, 0) AS kv_total,
+                coalesce((vitals ->> 'prefill_tokens_per_s')::float8, 0) AS prefill,
+                coalesce((vitals ->> 'decode_tokens_per_s')::float8, 0) AS decode,
+                coalesce((vitals -> 'report' ->> 'utilisation')::float8, 0) AS busy
+         FROM workers WHERE seen_at >= $1 AND slots > 0 ORDER BY running DESC LIMIT $2",
+    )
+    .bind(now.0 - milliseconds(Worker::SILENT_MAX))
+    .bind(SUBJECTS_MAX as i64)
+    .fetch_all(tx)
+    .await?;
+    for row in &found {
+        subjects.load(rows::get(row, "owner")?, rows::load(row)?, covered_ms);
+    }
+    Ok(())
+}
+
+/// Adds samples of tenants and workers to a period.
+async fn add_subjects(
+    tx: &mut PgConnection,
+    period: Period,
+    at: Timestamp,
+    samples: &[(Subject, Sample)],
+) -> Result<(), StoreError> {
+    let period_s = period.length().as_secs() as i64;
+    let (kinds, subjects): (Vec<&str>, Vec<&str>) =
+        samples.iter().map(|(subject, _)| (subject.kind(), subject.name())).unzip();
+    let there = query(
+        "SELECT kind, name, sample::text FROM subject_samples
+         JOIN UNNEST($1::text[], $2::text[]) AS wanted (kind, name) USING (kind, name)
+         WHERE period_s = $3 AND at = $4",
+    )
+    .bind(&kinds)
+    .bind(&subjects)
+    .bind(period_s)
+    .bind(at.0)
+    .fetch_all(&mut *tx)
+    .await?;
+    let mut before: HashMap<(String, String), Sample> = HashMap::with_capacity(there.len());
+    for row in &there {
+        let of = (rows::get(row, "kind")?, rows::get(row, "name")?);
+        before.insert(of, rows::document(row, "sample")?);
+    }
+    let merged = samples.iter().map(|(subject, sample)| {
+        let of = (subject.kind().to_owned(), subject.name().to_owned());
+        let mut whole = before.remove(&of).unwrap_or_default();
+        whole.merge(sample);
+        rows::to_json(&whole)
+    });
+    let merged: Vec<String> = merged.collect();
+    query(
+        "INSERT INTO subject_samples (kind, name, period_s, at, sample)
+         SELECT kind, name, $4, $5, sample::jsonb
+         FROM UNNEST($1::text[], $2::text[], $3::text[]) AS added (kind, name, sample)
+         ON CONFLICT (kind, name, period_s, at) DO UPDATE SET sample = excluded.sample",
+    )
+    .bind(kinds)
+    .bind(subjects)
+    .bind(merged)
+    .bind(period_s)
+    .bind(at.0)
+    .execute(tx)
+    .await?;
     Ok(())
 }
 
@@ -255,7 +339,7 @@ async fn add(
     .bind(at.0)
     .fetch_all(&mut *tx)
     .await?;
-    let mut before = std::collections::HashMap::with_capacity(there.len());
+    let mut before = HashMap::with_capacity(there.len());
     for row in &there {
         let queue = rows::queue(row)?;
         before.insert((queue.model, queue.format), rows::document(row, "sample")?);

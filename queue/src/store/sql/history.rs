@@ -12,8 +12,8 @@ use crate::{
     job::{QueueName, Timestamp},
     store::{
         StoreError,
-        history::{Period, Point, QueueHistory, Snapshot},
-        sampler::{self, Observations, State},
+        history::{Period, Point, QueueHistory, Sample, Snapshot, Subject},
+        sampler::{self, State},
     },
 };
 
@@ -53,19 +53,40 @@ impl QueueHistory for SqlStore {
         .bind(period.length().as_secs() as i64)
         .bind(period.begin(from).0)
         .bind(to.0);
-        let point =
-            |row| Ok(Point { at: rows::time(row, "at")?, sample: rows::document(row, "sample")? });
         self.fetch_all(found).await?.iter().map(point).collect()
     }
+
+    async fn subject_samples(
+        &self,
+        subject: &Subject,
+        period: Period,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<Point>, StoreError> {
+        let found = query(
+            "SELECT at, CAST(sample AS text) AS sample FROM subject_samples
+             WHERE kind = $1 AND name = $2 AND period_s = $3 AND at >= $4 AND at < $5
+             ORDER BY at",
+        )
+        .bind(subject.kind())
+        .bind(subject.name())
+        .bind(period.length().as_secs() as i64)
+        .bind(period.begin(from).0)
+        .bind(to.0);
+        self.fetch_all(found).await?.iter().map(point).collect()
+    }
+}
+
+fn point(row: &Row) -> Result<Point, StoreError> {
+    Ok(Point { at: rows::time(row, "at")?, sample: rows::document(row, "sample")? })
 }
 
 /// Adds a row of finished jobs: counts of a state, or one bucket of a latency.
 pub(crate) fn observe(
     row: &Row,
     bucket: Option<usize>,
-    observed: &mut Observations,
+    sample: &mut Sample,
 ) -> Result<(), StoreError> {
-    let sample = &mut observed.entry(rows::queue(row)?).or_default().ended;
     let (name, jobs): (&str, u64) = (rows::get(row, "name")?, rows::count(row, "jobs")?);
     // The sum of the latencies, in milliseconds, is in the column of the prompt tokens.
     let tokens = rows::count(row, "prompt_tokens")?;
@@ -83,6 +104,11 @@ pub(crate) fn observe(
 pub(crate) async fn sweep(connection: &mut Connection, now: i64) -> Result<(), StoreError> {
     for period in Period::ALL {
         query("DELETE FROM samples WHERE period_s = $1 AND at < $2")
+            .bind(period.length().as_secs() as i64)
+            .bind(now.saturating_sub(rows::milliseconds(period.kept())))
+            .execute(&mut *connection)
+            .await?;
+        query("DELETE FROM subject_samples WHERE period_s = $1 AND at < $2")
             .bind(period.length().as_secs() as i64)
             .bind(now.saturating_sub(rows::milliseconds(period.kept())))
             .execute(&mut *connection)

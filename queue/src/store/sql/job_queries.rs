@@ -8,7 +8,8 @@ use uuid::Uuid;
 use super::{
     SqlStore,
     calls::{Row, query},
-    dialect, rows,
+    dialect::{self, METADATA_HAS},
+    rows,
     store::records,
 };
 use crate::{
@@ -27,8 +28,12 @@ use crate::{
 #[async_trait]
 impl JobQueries for SqlStore {
     async fn jobs(&self, filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError> {
-        let filtered =
-            JobQuery::new(filter, page.after, dialect::tables_of(filter.queried_state()));
+        let filtered = JobQuery::new(
+            filter,
+            page.after,
+            dialect::tables_of(filter.queried_state()),
+            METADATA_HAS,
+        );
         let mut sql = filtered.page(page.limit);
         let found = self.fetch_all(sql.build()).await?;
         let next = match found.last() {
@@ -64,7 +69,7 @@ impl JobQueries for SqlStore {
 
     async fn count_jobs(&self, filter: &JobFilter) -> Result<Count, StoreError> {
         let tables = dialect::tables_of(filter.queried_state());
-        let mut sql = JobQuery::new(filter, None, tables).count();
+        let mut sql = JobQuery::new(filter, None, tables, METADATA_HAS).count();
         let row = self.fetch_one(sql.build()).await?;
         let (scanned, jobs) = (rows::count(&row, "scanned")?, rows::count(&row, "jobs")?);
         let most = u64::from(SCAN_MAX);
@@ -118,7 +123,8 @@ impl JobQueries for SqlStore {
         queue: Option<&QueueName>,
     ) -> Result<DeadLetterGroups, StoreError> {
         let filter = JobFilter::dead_letters(queue);
-        let mut sql = JobQuery::new(&filter, None, &["jobs"]).groups(dialect::ID_TEXT);
+        let mut sql =
+            JobQuery::new(&filter, None, &["jobs"], METADATA_HAS).groups(dialect::ID_TEXT);
         let found = self.fetch_all(sql.build()).await?;
         let group = |row| {
             Ok(DeadLetterGroup {

@@ -18,7 +18,7 @@ use crate::{
     job::{Job, JobId, JobState, Priority, Prompt, QueueName, Tenant, Timestamp},
     outcome::{JobError, Outcome},
     sampling::Sampling,
-    store::{Claim, ClaimRef, FinishedAttempt, Serving, StoreError, attempts},
+    store::{Claim, ClaimRef, FinishedAttempt, Serving, StoreError, attempts, sampler::Load},
 };
 
 /// Returns the error of a value that this program did not write.
@@ -258,5 +258,18 @@ pub(crate) fn serving(row: &Row) -> Result<Serving, StoreError> {
         drain_tokens_per_s: Serving::rate_of_all(get(row, "rate")?, measured_slots, slots),
         kv_blocks_used: count(row, "blocks_used")?,
         kv_blocks_total: count(row, "blocks_total")?,
+    })
+}
+
+/// Returns what a worker reports of the present.
+pub(in crate::store) fn load(row: &Row) -> Result<Load, StoreError> {
+    Ok(Load {
+        running: count(row, "running")?,
+        slots: count(row, "slots")?,
+        kv_used: count(row, "kv_used")?,
+        kv_total: count(row, "kv_total")?,
+        prefill_tokens_per_s: get(row, "prefill")?,
+        decode_tokens_per_s: get(row, "decode")?,
+        utilisation: get(row, "busy")?,
     })
 }

@@ -67,6 +67,10 @@ macro_rules! for_share {
 
 pub(super) type Db = Sqlite;
 
+/// What a column of metadata must contain, around the parameters of name and value.
+pub(super) const METADATA_HAS: [&str; 3] =
+    ["EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ", " AND value = ", ")"];
+
 /// An id as text, in the same order.
 pub(super) const ID_TEXT: &str = "hex(id)";
 
@@ -94,8 +98,11 @@ WITH RECURSIVE names (tenant) AS (
 )
 SELECT tenant FROM names WHERE tenant IS NOT NULL LIMIT $2";
 
-/// Deletes a tenant's rows in tables of settings.
-pub(super) const TENANT_SETTINGS: [&str; 1] = ["DELETE FROM tenant_quotas WHERE tenant = $1"];
+/// Deletes a tenant's rows in tables of settings and samples.
+pub(super) const TENANT_SETTINGS: [&str; 2] = [
+    "DELETE FROM tenant_quotas WHERE tenant = $1",
+    "DELETE FROM subject_samples WHERE kind = 'tenant' AND name = $1",
+];
 
 /// Returns ids as `["0192…", …]`.
 pub fn id_list(ids: impl IntoIterator<Item = JobId>) -> String {
