@@ -44,7 +44,7 @@ pub enum LoadError {
         model: String,
     },
     /// The model generates text and embeds none.
-    #[error("{model} generates text: it is no embedding model")]
+    #[error("{model} generates text and is not an embedding model")]
     Generates {
         /// Name of the model.
         model: String,
