@@ -68,9 +68,17 @@ pub(crate) fn layout(
         let functions = allowed.map(function).collect();
         Arc::new(Calls { syntax, functions, one_call: *one_call })
     });
-    // One that is told not to think gets the end of it.
-    let decides_to_think = may_think && !is_thinking && !prompt.trim_end().ends_with("</think>");
+    let asks = conversation.is_some_and(|c| asks_to_think(&c.template_arguments));
+    let decides_to_think =
+        may_think && !is_thinking && asks && !prompt.trim_end().ends_with("</think>");
     AnswerLayout { may_think, is_thinking, decides_to_think, calls }
+}
+
+/// Returns whether a request asks the model to think. Others get answers that a grammar describes at once: models that think cost much more.
+fn asks_to_think(arguments: &Map<String, Value>) -> bool {
+    let effort = arguments.get("reasoning_effort").and_then(Value::as_str);
+    effort.is_some_and(|effort| effort != "none")
+        || arguments.get("enable_thinking") == Some(&Value::Bool(true))
 }
 
 /// Returns the grammar of an answer, and the texts after which it applies; `None` if any text may come.

@@ -21,7 +21,7 @@ pub struct AnswerLayout {
     pub may_think: bool,
     /// Whether the prompt ends with the tag that thinking begins with.
     pub is_thinking: bool,
-    /// Whether the prompt leaves it to the model to begin with thinking.
+    /// Whether an answer that a grammar describes may begin with thinking, too: the request asks for it, and the prompt does not begin it.
     pub decides_to_think: bool,
     /// The calls that it may make.
     pub calls: Option<Arc<Calls>>,
