@@ -75,8 +75,10 @@ fn vectors_do_not_depend_on_what_is_computed_beside() {
     raw.set_u32("qwen3.context_length", 1024);
     let model = Arc::new(Model::open_gguf_bytes("long", raw.bytes(32)).unwrap());
     let mut embedder = Embedder::load(&model, &EngineOptions::default()).unwrap();
-    let alone: Vec<Vec<f32>> =
-        texts.iter().map(|text| embedder.embed(&[text.clone()]).unwrap().remove(0)).collect();
+    let alone: Vec<Vec<f32>> = texts
+        .iter()
+        .map(|text| embedder.embed(std::slice::from_ref(text)).unwrap().remove(0))
+        .collect();
     assert_eq!(embedder.embed(&texts).unwrap(), alone);
     texts.reverse();
     assert!(embedder.embed(&texts).unwrap().iter().eq(alone.iter().rev()));

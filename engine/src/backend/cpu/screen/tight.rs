@@ -60,7 +60,7 @@ fn estimated_for(isa: Isa, w: &[f32], x: &[f32], questions: &[Largest]) -> (f32,
     let input = ScreenInput { head: &head, kernels, isa, xs, questions, given, allowed };
     let screen = head.screen().expect("the vocabulary is large enough");
     let mut digits = Digits::default();
-    digits.set(isa, &xs, WIDTH);
+    digits.set(isa, xs, WIDTH);
     let estimates = Estimates { screen, input: &input, digits: &digits };
     let (mut dots, mut out) = (vec![0; 4 * 2 * n], [0.0; 4]);
     let bounds = match screen.six(isa, n) {
