@@ -37,7 +37,7 @@ const EXIT_ERROR_LINES: u8 = 2;
 /// Answer a file of requests.
 ///
 /// Each line of IN is an OpenAI batch request ({"custom_id", "method", "url", "body"} for
-/// /v1/chat/completions or /v1/completions) or just {"prompt": "…"}: a question for the model's chat
+/// /v1/chat/completions, /v1/completions or /v1/embeddings) or just {"prompt": "…"}: a question for the model's chat
 /// template. Each line has one line in OUT: an answer, or an error that names field and line.
 ///
 /// Answers are also kept in OUT.tritmill. Stop the run at any time and continue it with the same command.

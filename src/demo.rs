@@ -37,8 +37,9 @@ Examples:
 
 Exit code 1 if a line has no answer, or if fewer answers are correct than expected of the model.";
 
-/// Minimum share of correct answers; a lower one means a faulty program or machine.
-const ACCURACY_MIN: f64 = 0.995;
+/// Minimum share of correct answers; a lower one means a faulty program or machine. The model
+/// gives 99.5 % of the dates alone and 99.2 % in JSON (models/demo/README.md).
+const ACCURACY_MIN: f64 = 0.99;
 /// Number of answers to print.
 const SAMPLES: usize = 10;
 /// Enough for a date, in JSON or alone, and the end of the answer.

@@ -24,6 +24,13 @@ async function ask(signal) {
   const body = new URLSearchParams(new FormData(form));
   const response = await fetch(form.action, { method: 'POST', headers, body, signal });
   if (!response.ok) throw new Error((await response.json()).error.message);
+  if (response.headers.get('Content-Type').startsWith('application/json')) {
+    // A vector comes at once.
+    const { data: [{ embedding }], usage: { prompt_tokens: prompt } } = await response.json();
+    answer.append(`${embedding.length} dimensions\n[${embedding.join(', ')}]`);
+    usage.textContent = `${prompt} prompt tokens`;
+    return;
+  }
   for await (const data of events(response)) {
     if (data === '[DONE]') return;
     const chunk = JSON.parse(data);

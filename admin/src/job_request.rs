@@ -5,10 +5,20 @@
 
 use serde_json::{Map, Value, json};
 use tritmill_client::Endpoint;
-use tritmill_queue::{Content, Conversation, Grammar, Job, Message, Prompt, Tool, ToolChoice};
+use tritmill_queue::{
+    Content, Conversation, Grammar, Job, Message, Prompt, Task, Tool, ToolChoice,
+};
 
 /// Returns the endpoint and the body of a request for the job, with its seed.
 pub(crate) fn of_job(job: &Job) -> (Endpoint, Map<String, Value>) {
+    if let Task::Embed { format } = job.task {
+        let body = json!({
+            "model": job.queue.to_string(),
+            "input": prompt(&job.prompt),
+            "encoding_format": format.as_str(),
+        });
+        return (Endpoint::Embeddings, body.as_object().cloned().unwrap_or_default());
+    }
     let (endpoint, name, prompt) = match &job.prompt {
         Prompt::Messages(conversation) => {
             let messages = conversation.messages.iter().map(message).collect();
@@ -168,6 +178,7 @@ mod tests {
     fn written_request_is_read_as_the_same_job() {
         check(Endpoint::Plain, json!({ "prompt": "hi" }));
         check(Endpoint::Completions, json!({ "prompt": ["a", [1, 2]], "logprobs": 2, "n": 2 }));
+        check(Endpoint::Embeddings, json!({ "input": ["a", [1, 2]], "encoding_format": "base64" }));
         check(Endpoint::Completions, json!({ "prompt": [3, 4], "max_tokens": 9 }));
         let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
         check(

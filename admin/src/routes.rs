@@ -67,6 +67,7 @@ pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/v1/models/{*model}",        READ,    || get(models::one)),
     route(Method::POST,   "/v1/chat/completions",       SUBMIT,  || post(completions::chat)),
     route(Method::POST,   "/v1/completions",            SUBMIT,  || post(completions::text)),
+    route(Method::POST,   "/v1/embeddings",             SUBMIT,  || post(completions::embeddings)),
     route(Method::POST,   "/tokenize",                  SUBMIT,  || post(tokenize::tokenize)),
     route(Method::POST,   "/detokenize",                SUBMIT,  || post(tokenize::detokenize)),
     route(Method::POST,   "/v1/responses",              SUBMIT,  || post(responses::create)),

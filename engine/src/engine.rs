@@ -11,6 +11,7 @@ mod active;
 mod constrained;
 mod drafts;
 mod draw;
+mod embed;
 mod fork;
 mod pace;
 mod report;
@@ -77,6 +78,8 @@ pub struct Engine {
     deadlines: BTreeSet<(Instant, RequestId)>,
     /// Logits of the step. // (position, vocab)
     logits: Logits,
+    /// Hidden rows of the step, of an embedding model. // (position, hidden)
+    hidden: Vec<f32>,
     scratch: Scratch,
     /// All logits of a position, where those of the step did not decide a draw or several draws need them. // (vocab,)
     undecided: Vec<f32>,
@@ -133,6 +136,7 @@ impl Engine {
             cancelled: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             logits: Logits::default(),
+            hidden: Vec::new(),
             scratch: Scratch::default(),
             undecided: Vec::new(),
             untimed: Default::default(),
@@ -230,12 +234,22 @@ impl Engine {
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
         let (prompt, sampling) = (&request.prompt, &request.sampling);
+        match (self.config.embeds, request.embeds) {
+            (true, false) => return Err(SubmitError::Embeds),
+            (false, true) => return Err(SubmitError::Generates),
+            _ => {}
+        }
         if prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
         let (tokens, context_length) = (prompt.len(), self.config.context_length);
-        if tokens >= context_length {
-            return Err(SubmitError::PromptTooLong { tokens, context_length });
+        // A text needs room for a token.
+        let (longest, with_answer) = match request.embeds {
+            true => (context_length, ""),
+            false => (context_length.saturating_sub(1), ", with the answer"),
+        };
+        if tokens > longest {
+            return Err(SubmitError::PromptTooLong { tokens, context_length, with_answer });
         }
         let capacity = self.scheduler.cache().total() * BLOCK_TOKENS;
         if tokens > capacity {

@@ -43,12 +43,6 @@ pub enum LoadError {
         /// Name of the model.
         model: String,
     },
-    /// The model generates text and embeds none.
-    #[error("{model} generates text and is not an embedding model")]
-    Generates {
-        /// Name of the model.
-        model: String,
-    },
     /// GPUs have no embedding models.
     #[error("embedding models run on the processor only, not on cuda:{ordinal}")]
     EmbedsOnGpu {
@@ -190,32 +184,6 @@ fn load(
     Ok(cpu::load(model, options)?)
 }
 
-/// Refuses models that embed texts.
-fn check_generates(model: &Model) -> Result<(), LoadError> {
-    match model.config().pooling {
-        None => Ok(()),
-        Some(_) => Err(LoadError::Embeds { model: model.name().to_owned() }),
-    }
-}
-
-/// Loads a model that embeds texts, with `block_count` KV blocks.
-///
-/// # Errors
-/// As [`cpu::load`], or the model generates text, or the device is a GPU.
-pub(crate) fn embedding_backend(
-    model: &Arc<Model>,
-    options: &EngineOptions,
-    block_count: usize,
-) -> Result<Box<dyn Backend>, LoadError> {
-    if model.config().pooling.is_none() {
-        return Err(LoadError::Generates { model: model.name().to_owned() });
-    }
-    if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
-        return Err(LoadError::EmbedsOnGpu { ordinal });
-    }
-    load(model, options, || block_count, || KvBlocks::Exactly(block_count))
-}
-
 /// Loads a model's weights for single steps, with `block_count` KV blocks.
 ///
 /// # Errors
@@ -225,20 +193,27 @@ pub fn backend(
     options: &EngineOptions,
     block_count: usize,
 ) -> Result<Box<dyn Backend>, LoadError> {
-    check_generates(model)?;
+    if model.config().pooling.is_some() {
+        return Err(LoadError::Embeds { model: model.name().to_owned() });
+    }
     load(model, options, || block_count, || KvBlocks::Exactly(block_count))
 }
 
-/// Makes an engine: loads a model's weights and adds a scheduler.
+/// Makes an engine: loads a model's weights and adds a scheduler. The engine of an embedding model answers
+/// [`Request::embeds`](crate::Request::embeds) alone, that of another model all other requests.
 ///
 /// # Errors
-/// As [`cpu::load`] and [`cuda::load`], or the model embeds texts.
+/// As [`cpu::load`] and [`cuda::load`], or the device is a GPU and the model embeds texts.
 pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, LoadError> {
-    check_generates(model)?;
+    let embeds = model.config().pooling.is_some();
+    if let (true, DeviceChoice::Cuda(ordinal)) = (embeds, options.device.resolved()) {
+        return Err(LoadError::EmbedsOnGpu { ordinal });
+    }
     let of_cpu = || options.block_count(model);
     let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
-    let EngineOptions { max_sequences, step_target, wait_limit, draft_tokens, .. } = *options;
+    let EngineOptions { max_sequences, step_target, wait_limit, .. } = *options;
+    let draft_tokens = if embeds { 0 } else { options.draft_tokens };
     let config = EngineConfig {
         max_sequences,
         step_target,
@@ -246,6 +221,7 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         wait_limit,
         draft_tokens,
         token_budget: backend.step_rows(),
+        embeds,
         ..EngineConfig::new(context_length)
     };
     let eos_tokens = model.config().eos_tokens.clone();

@@ -14,11 +14,14 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// One generation request.
+/// One request: for text that continues a prompt, or for the prompt's vector.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
-    /// Tokens to continue; at least one, and fewer than the context holds.
+    /// Tokens to continue; at least one, and fewer than the context holds. Tokens to embed may fill it.
     pub prompt: Vec<u32>,
+    /// Whether it asks for the vector of the prompt ([`Choice::vector`]) and no text. Embedding models answer such requests alone,
+    /// and other models all others.
+    pub embeds: bool,
     /// Sampling parameters.
     pub sampling: SamplingParams,
     /// Order of service between requests.
@@ -44,14 +47,22 @@ pub enum SubmitError {
     EmptyPrompt,
     /// The prompt leaves no room for a token in the context.
     #[error(
-        "prompt has {tokens} tokens, but this model's maximum context length is {context_length} tokens, with the answer"
+        "prompt has {tokens} tokens, but this model's maximum context length is {context_length} tokens{with_answer}"
     )]
     PromptTooLong {
         /// Length of the prompt.
         tokens: usize,
         /// Longest sequence, in tokens.
         context_length: usize,
+        /// `, with the answer`, if there is to be one.
+        with_answer: &'static str,
     },
+    /// The model embeds texts and generates none.
+    #[error("the model is an embedding model: it generates no text")]
+    Embeds,
+    /// The model generates text and embeds none.
+    #[error("the model generates text and is not an embedding model")]
+    Generates,
     /// The prompt is larger than the whole KV cache.
     #[error("prompt has {tokens} tokens, the KV cache holds {capacity}")]
     PromptExceedsCache {
@@ -88,6 +99,7 @@ impl SubmitError {
             Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::PromptExceedsCache { .. } => {
                 Some("prompt")
             }
+            Self::Embeds | Self::Generates => Some("model"),
             Self::TokenOutOfRange { field, .. } => Some(field),
             Self::InvalidParam(error) => Some(error.field),
             Self::Full { .. } => None,
@@ -109,6 +121,12 @@ pub enum RequestError {
         position: usize,
         /// The error in the logits.
         source: SampleError,
+    },
+    /// The model computed a vector without a direction.
+    #[error("the prompt has no vector: its length is {length}")]
+    NoDirection {
+        /// Zero, infinite or not a number.
+        length: f64,
     },
     /// The answer cannot go on as its grammar demands.
     #[error("structured output: {0}")]
@@ -170,6 +188,8 @@ pub struct Choice {
     pub finish_reason: FinishReason,
     /// Log-probabilities of each token, if requested.
     pub logprobs: Option<Vec<TokenLogprob>>,
+    /// The prompt's vector, of length 1, if the request asked for it: there is no text then. // (hidden,)
+    pub vector: Option<Vec<f32>>,
 }
 
 /// All choices of a request.

@@ -9,8 +9,9 @@ use std::{fs, sync::Arc};
 use safetensors::SafeTensors;
 use support::{RawGguf, cases, golden, numbers};
 use tritmill_engine::{
+    Request, SubmitError,
     backend::cpu::KvType,
-    embed::{self, EmbedError, Embedder},
+    embed::{self, EmbedError},
     files::Model,
     formats::Format,
     kernels::Isa,
@@ -52,7 +53,8 @@ fn vectors_are_those_of_the_reference() {
     let kv = KvType::F32;
     for (isa, format) in each {
         let options = EngineOptions { isa: Some(isa), format, kv, ..EngineOptions::default() };
-        let vectors = Embedder::load(&model(), &options).unwrap().embed(&texts).unwrap();
+        let vectors =
+            embed::vectors(&mut load::engine(&model(), &options).unwrap(), &texts).unwrap();
         for (index, (vector, expected)) in vectors.iter().zip(&expected).enumerate() {
             assert!((dot(vector, vector) - 1.0).abs() < 1e-5, "a vector of length 1");
             // Longer texts meet values between two integers, which round one way or the other.
@@ -74,14 +76,14 @@ fn vectors_do_not_depend_on_what_is_computed_beside() {
     let mut raw = RawGguf::read(&golden(FILE));
     raw.set_u32("qwen3.context_length", 1024);
     let model = Arc::new(Model::open_gguf_bytes("long", raw.bytes(32)).unwrap());
-    let mut embedder = Embedder::load(&model, &EngineOptions::default()).unwrap();
+    let mut engine = load::engine(&model, &EngineOptions::default()).unwrap();
     let alone: Vec<Vec<f32>> = texts
         .iter()
-        .map(|text| embedder.embed(std::slice::from_ref(text)).unwrap().remove(0))
+        .map(|text| embed::vectors(&mut engine, std::slice::from_ref(text)).unwrap().remove(0))
         .collect();
-    assert_eq!(embedder.embed(&texts).unwrap(), alone);
+    assert_eq!(embed::vectors(&mut engine, &texts).unwrap(), alone);
     texts.reverse();
-    assert!(embedder.embed(&texts).unwrap().iter().eq(alone.iter().rev()));
+    assert!(embed::vectors(&mut engine, &texts).unwrap().iter().eq(alone.iter().rev()));
 }
 
 #[test]
@@ -95,27 +97,40 @@ fn texts_get_the_end_token() {
 
 #[test]
 fn texts_that_cannot_be_embedded_are_named() {
-    let mut embedder = Embedder::load(&model(), &EngineOptions::default()).unwrap();
-    let error = |embedder: &mut Embedder, text: Vec<u32>| {
-        embedder.embed(&[vec![1, 2], text]).expect_err("it cannot be embedded")
+    let mut engine = load::engine(&model(), &EngineOptions::default()).unwrap();
+    let mut error = |text: Vec<u32>| {
+        let error = embed::vectors(&mut engine, &[vec![1, 2], text, vec![3]]);
+        match error.expect_err("it cannot be embedded") {
+            EmbedError::Refused { index: 1, source } => source,
+            other => panic!("{other}"),
+        }
     };
-    assert!(matches!(error(&mut embedder, vec![]), EmbedError::Empty { index: 1 }));
-    let too_long = error(&mut embedder, vec![1; 513]);
-    assert!(matches!(too_long, EmbedError::TooLong { index: 1, tokens: 513, limit: 512 }));
-    let outside = error(&mut embedder, vec![3, 512]);
-    assert!(matches!(outside, EmbedError::TokenOutOfRange { token: 512, .. }), "{outside}");
-    assert!(embedder.embed(&[]).unwrap().is_empty());
-    assert_eq!(embedder.embed(&[vec![1; 512]]).unwrap()[0].len(), embedder.dimensions());
+    assert_eq!(error(vec![]), SubmitError::EmptyPrompt);
+    let too_long = error(vec![1; 513]);
+    assert!(matches!(
+        too_long,
+        SubmitError::PromptTooLong { tokens: 513, context_length: 512, .. }
+    ));
+    let outside = error(vec![3, 512]);
+    assert!(matches!(outside, SubmitError::TokenOutOfRange { token: 512, .. }), "{outside}");
+    assert!(engine.is_idle());
+    assert!(embed::vectors(&mut engine, &[]).unwrap().is_empty());
+    let longest = embed::vectors(&mut engine, &[vec![1; 512]]).unwrap();
+    assert_eq!(longest[0].len(), model().config().hidden_size);
 }
 
 #[test]
 fn embedding_models_do_not_generate_and_others_do_not_embed() {
     let options = EngineOptions::default();
-    let refused = load::engine(&model(), &options).err().unwrap();
-    assert!(matches!(refused, LoadError::Embeds { .. }), "{refused}");
+    let submit = |model: &Arc<Model>, embeds| {
+        let request = Request { prompt: vec![1, 2], embeds, ..Request::default() };
+        load::engine(model, &options).unwrap().submit(request)
+    };
+    assert_eq!(submit(&model(), false), Err(SubmitError::Embeds));
     assert!(matches!(load::backend(&model(), &options, 4), Err(LoadError::Embeds { .. })));
     let other = Arc::new(Model::open(&golden("bitnet-tiny")).unwrap());
-    assert!(matches!(Embedder::load(&other, &options), Err(LoadError::Generates { .. })));
+    assert_eq!(submit(&other, true), Err(SubmitError::Generates));
     let on_gpu = EngineOptions { device: DeviceChoice::Cuda(0), ..options };
-    assert!(matches!(Embedder::load(&model(), &on_gpu), Err(LoadError::EmbedsOnGpu { .. })));
+    let refused = load::engine(&model(), &on_gpu).err().unwrap();
+    assert!(matches!(refused, LoadError::EmbedsOnGpu { .. }), "{refused}");
 }

@@ -4,8 +4,8 @@
 
 use serde_json::{Value, json};
 use tritmill_queue::{
-    Choice, Completion, ErrorKind, JobError, LengthLimit, Outcome, Timestamp, TokenLogprob,
-    store::AnsweredLine,
+    Choice, Completion, Embedded, ErrorKind, JobError, LengthLimit, Outcome, Timestamp,
+    TokenLogprob, Vector, VectorFormat, store::AnsweredLine,
 };
 
 use crate::{
@@ -145,6 +145,9 @@ fn body_with(
     created: Timestamp,
     completion: &Completion,
 ) -> Value {
+    if let Some(embedded) = &completion.embedded {
+        return vectors(usage, embedded, &completion.model);
+    }
     let chat = shape == "chat";
     let object = if chat { "chat.completion" } else { "text_completion" };
     let choices: Vec<Value> = completion
@@ -161,6 +164,27 @@ fn body_with(
         "choices": choices,
         "usage": usage,
     })
+}
+
+/// Returns the body of an answer with vectors, which has no id in OpenAI's API.
+fn vectors(mut usage: Value, embedded: &Embedded, model: &str) -> Value {
+    let vector = |(index, vector): (usize, &Vector)| {
+        let embedding = match embedded.format {
+            VectorFormat::Float => vector.0.iter().map(|x| shortest(*x)).collect(),
+            VectorFormat::Base64 => Value::String(vector.to_base64()),
+        };
+        json!({ "object": "embedding", "index": index, "embedding": embedding })
+    };
+    let data: Vec<Value> = embedded.vectors.iter().enumerate().map(vector).collect();
+    if let Some(counts) = usage.as_object_mut() {
+        counts.retain(|name, _| !name.starts_with("completion_"));
+    }
+    json!({ "object": "list", "data": data, "model": model, "usage": usage })
+}
+
+/// Returns a number with as few digits as tell it from other numbers of 32 bits.
+fn shortest(x: f32) -> Value {
+    json!(x.to_string().parse::<f64>().unwrap_or_else(|_| x.into()))
 }
 
 /// Returns the id of an answer.

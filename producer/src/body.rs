@@ -5,7 +5,7 @@
 use serde_json::{Map, Value};
 use tritmill_queue::{
     Conversation, Grammar, Job, JobId, Priority, Prompt, QueueName, Sampling, Task, Tenant,
-    job::ATTEMPTS_DEFAULT, sampling::RESULT_TOKENS_LIMIT,
+    VectorFormat, job::ATTEMPTS_DEFAULT, sampling::RESULT_TOKENS_LIMIT,
 };
 
 use crate::{
@@ -23,25 +23,43 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`
     Completions,
+    /// `/v1/embeddings`
+    Embeddings,
     /// A line with a body only: `{"prompt": …}`.
     Plain,
 }
 
 impl Endpoint {
+    /// The endpoints of batches.
+    pub const OF_BATCHES: [Self; 3] = [Self::Chat, Self::Completions, Self::Embeddings];
+
+    /// Returns the endpoint of batches with this path.
+    pub fn of_batch(path: &str) -> Option<Self> {
+        Self::OF_BATCHES.into_iter().find(|endpoint| endpoint.as_str() == path)
+    }
+
+    /// Returns the paths of batches for a message: `'/v1/…', '/v1/…' or '/v1/…'`.
+    pub fn batch_paths() -> String {
+        let [first, second, third] = Self::OF_BATCHES.map(Self::as_str);
+        format!("'{first}', '{second}' or '{third}'")
+    }
+
     /// Returns its path, as in the `url` of a batch line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
             Self::Plain => "plain",
         }
     }
 
-    /// Returns the form of its answers: `chat` or `completion`.
+    /// Returns the form of its answers: `chat`, `completion` or `embedding`.
     pub const fn shape(self) -> &'static str {
         match self {
             Self::Chat => "chat",
             Self::Completions | Self::Plain => "completion",
+            Self::Embeddings => "embedding",
         }
     }
 }
@@ -50,12 +68,16 @@ impl Endpoint {
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 /// Most prompts of a request.
 const PROMPTS_MAX: usize = 1024;
+/// Most texts of a request for vectors: OpenAI's limit.
+const EMBEDDED_TEXTS_MAX: usize = 2048;
 
 /// A parsed body.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Body {
     /// `name` or `name@format`, if given.
     pub model: Option<String>,
+    /// What it asks for.
+    pub task: Task,
     /// Input of the model.
     pub prompt: Prompt,
     /// Sampling parameters.
@@ -86,7 +108,7 @@ impl Body {
             expires_at: None,
             stream: false,
             traceparent: None,
-            task: Task::Generate,
+            task: self.task,
             echo,
             custom_id: None,
         }
@@ -104,31 +126,72 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
     if fields.boolean("stream")? == Some(true) {
         return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
     }
-    let prompt = match endpoint {
-        Endpoint::Chat => Prompt::Messages(conversation(&mut fields)?),
-        Endpoint::Completions | Endpoint::Plain => prompt(endpoint, &mut fields)?,
+    match endpoint {
+        Endpoint::Embeddings => embeddings(fields, (model, metadata)),
+        Endpoint::Chat | Endpoint::Completions | Endpoint::Plain => {
+            generation(endpoint, fields, (model, metadata))
+        }
+    }
+}
+
+/// Parses the rest of a request for text.
+fn generation(
+    endpoint: Endpoint,
+    mut fields: Fields,
+    (model, metadata): (Option<String>, Map<String, Value>),
+) -> Result<Body, FieldError> {
+    let is_chat = endpoint == Endpoint::Chat;
+    let prompt = match is_chat {
+        true => Prompt::Messages(conversation(&mut fields)?),
+        false => prompt(endpoint, &mut fields)?,
     };
     let mut sampling = sampling(&mut fields)?;
     if endpoint == Endpoint::Completions {
         sampling.max_tokens.get_or_insert(COMPLETION_TOKENS_DEFAULT);
     }
-    match endpoint {
-        Endpoint::Chat => chat_only(&mut fields, &mut sampling)?,
-        Endpoint::Completions | Endpoint::Plain => completions_only(&mut fields, &mut sampling)?,
+    match is_chat {
+        true => chat_only(&mut fields, &mut sampling)?,
+        false => completions_only(&mut fields, &mut sampling)?,
     }
     let seed = fields.bits("seed")?;
     fields.finish()?;
     sampling.validate().map_err(|error| {
         let problem = format!("must be {}, got {}", error.expected, error.found);
-        let field = match (endpoint, error.field) {
-            (Endpoint::Chat, "logprobs") => "top_logprobs",
+        let field = match (is_chat, error.field) {
+            (true, "logprobs") => "top_logprobs",
             (_, field) => field,
         };
         FieldError::new(field, "invalid_value", problem)
     })?;
     check_choices(&prompt, &sampling)?;
     check_tools(&prompt, &sampling)?;
-    Ok(Body { model, prompt, sampling, seed, metadata })
+    Ok(Body { model, task: Task::Generate, prompt, sampling, seed, metadata })
+}
+
+/// Parses the rest of a request for vectors.
+fn embeddings(
+    mut fields: Fields,
+    (model, metadata): (Option<String>, Map<String, Value>),
+) -> Result<Body, FieldError> {
+    let prompt = prompt(Endpoint::Embeddings, &mut fields)?;
+    let format = match fields.text("encoding_format")?.as_deref() {
+        None | Some("float") => VectorFormat::Float,
+        Some("base64") => VectorFormat::Base64,
+        Some(other) => {
+            let found = crate::fields::shorten(other);
+            let problem = format!("must be 'float' or 'base64', got '{found}'");
+            return Err(FieldError::new("encoding_format", "invalid_value", problem));
+        }
+    };
+    if fields.take("dimensions").is_some() {
+        let problem = "is not supported: vectors have the dimensions of the model";
+        return Err(FieldError::new("dimensions", "unsupported_value", problem));
+    }
+    fields.finish()?;
+    let (task, sampling) = (Task::Embed { format }, Sampling::default());
+    // Nothing is drawn.
+    let seed = Some(0);
+    Ok(Body { model, task, prompt, sampling, seed, metadata })
 }
 
 /// Takes the parameters that do not change an answer; returns the metadata.
@@ -388,36 +451,42 @@ fn only<const N: usize>(
     Ok(())
 }
 
+/// Parses the prompts, or the texts to embed.
 fn prompt(endpoint: Endpoint, fields: &mut Fields) -> Result<Prompt, FieldError> {
+    let name = if endpoint == Endpoint::Embeddings { "input" } else { "prompt" };
     let expected = "a string or an array of token ids";
-    match fields.take("prompt") {
-        None => Err(FieldError::new("prompt", "missing_field", "is missing")),
+    match fields.take(name) {
+        None => Err(FieldError::new(name, "missing_field", "is missing")),
         Some(Value::String(text)) if text.is_empty() => {
-            Err(FieldError::new("prompt", "invalid_value", "is empty"))
+            Err(FieldError::new(name, "invalid_value", "is empty"))
         }
         Some(Value::String(text)) if endpoint == Endpoint::Plain => Ok(Prompt::Question(text)),
         Some(Value::String(text)) => Ok(Prompt::Text(text)),
         Some(Value::Array(items)) => match items.as_slice() {
-            [] => Err(FieldError::new("prompt", "invalid_value", "is empty")),
-            [Value::String(_) | Value::Array(_), ..] => several(endpoint, items),
-            tokens_given => Ok(Prompt::Tokens(tokens("prompt", tokens_given)?)),
+            [] => Err(FieldError::new(name, "invalid_value", "is empty")),
+            [Value::String(_) | Value::Array(_), ..] => several(endpoint, name, items),
+            tokens_given => Ok(Prompt::Tokens(tokens(name, tokens_given)?)),
         },
-        Some(other) => Err(FieldError::wrong_type("prompt", expected, &other)),
+        Some(other) => Err(FieldError::wrong_type(name, expected, &other)),
     }
 }
 
 /// Parses a list of texts and lists of token ids. One prompt in a list is that prompt.
-fn several(endpoint: Endpoint, items: Vec<Value>) -> Result<Prompt, FieldError> {
-    if items.len() > PROMPTS_MAX {
-        let problem = format!("has {} prompts, at most {PROMPTS_MAX} fit", items.len());
-        return Err(FieldError::new("prompt", "invalid_value", problem));
+fn several(endpoint: Endpoint, name: &str, items: Vec<Value>) -> Result<Prompt, FieldError> {
+    let (most, kind) = match endpoint {
+        Endpoint::Embeddings => (EMBEDDED_TEXTS_MAX, "texts"),
+        Endpoint::Chat | Endpoint::Completions | Endpoint::Plain => (PROMPTS_MAX, "prompts"),
+    };
+    if items.len() > most {
+        let problem = format!("has {} {kind}, at most {most} fit", items.len());
+        return Err(FieldError::new(name, "invalid_value", problem));
     }
     if endpoint == Endpoint::Plain && items.len() > 1 {
         let problem = "has several prompts, which need a line for /v1/completions";
-        return Err(FieldError::new("prompt", "unsupported_value", problem));
+        return Err(FieldError::new(name, "unsupported_value", problem));
     }
     let one = |(index, item)| {
-        let path = format!("prompt[{index}]");
+        let path = format!("{name}[{index}]");
         match item {
             Value::String(text) if text.is_empty() => {
                 Err(FieldError::new(path, "invalid_value", "is empty"))

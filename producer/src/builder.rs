@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tritmill_queue::{
     Conversation, Grammar, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling,
-    SamplingError, Task, Tenant, Timestamp, TraceParent, TraceParentError,
+    SamplingError, Task, Tenant, Timestamp, TraceParent, TraceParentError, VectorFormat,
 };
 
 use crate::{
@@ -136,7 +136,8 @@ impl JobBuilder {
         let queue = QueueName { model: name.to_owned(), format: format.to_owned() };
         // `build` sets the seed.
         let (sampling, metadata) = (Sampling::default(), Map::new());
-        let body = Body { model: None, prompt, sampling, seed: Some(0), metadata };
+        let task = Task::Generate;
+        let body = Body { model: None, task, prompt, sampling, seed: Some(0), metadata };
         let job = body.job(JobId::generate(), queue);
         Self { job, seed: None, traceparent: None, idempotency_key: None }
     }
@@ -162,6 +163,23 @@ impl JobBuilder {
         let message = |(role, text): (Role, T)| Message::new(role, text);
         let messages = turns.into_iter().map(message).collect();
         Self::new(model, Prompt::Messages(Conversation::new(messages)))
+    }
+
+    /// Creates a job that embeds texts: its result has [`Completion::embedded`](tritmill_queue::Completion::embedded) with a vector for
+    /// each. The model must be an embedding model.
+    ///
+    /// ```
+    /// use tritmill_client::JobBuilder;
+    ///
+    /// let job = JobBuilder::embed("bitnet-embedding", ["rivers in France", "the Loire"]).build()?;
+    /// assert_eq!(job.prompt.parts().len(), 2);
+    /// # Ok::<(), tritmill_client::BuildError>(())
+    /// ```
+    pub fn embed<T: Into<String>>(model: &str, texts: impl IntoIterator<Item = T>) -> Self {
+        let mut texts: Vec<Prompt> =
+            texts.into_iter().map(|text| Prompt::Text(text.into())).collect();
+        let prompt = if texts.len() == 1 { texts.remove(0) } else { Prompt::Several(texts) };
+        Self::new(model, prompt).task(Task::Embed { format: VectorFormat::default() })
     }
 
     /// Sets the deadline to this long after `now`, which [`Client::now`] returns.

@@ -251,16 +251,14 @@ fn envelope(
         }
     }
     let endpoint = match map.swap_remove("url") {
-        Some(Value::String(url)) if url == Endpoint::Chat.as_str() => Endpoint::Chat,
-        Some(Value::String(url)) if url == Endpoint::Completions.as_str() => Endpoint::Completions,
         None => return refuse("url", "missing_field", "is missing"),
-        Some(other) => {
-            let problem = format!(
-                "must be '/v1/chat/completions' or '/v1/completions', got {}",
-                brief(&other)
-            );
-            return refuse("url", "invalid_url", &problem);
-        }
+        Some(value) => match value.as_str().and_then(Endpoint::of_batch) {
+            Some(endpoint) => endpoint,
+            None => {
+                let problem = format!("must be {}, got {}", Endpoint::batch_paths(), brief(&value));
+                return refuse("url", "invalid_url", &problem);
+            }
+        },
     };
     let body = match map.swap_remove("body") {
         Some(Value::Object(body)) => body,

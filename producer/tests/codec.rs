@@ -126,8 +126,8 @@ fn line_that_is_not_a_request_is_an_error_with_line_and_field() {
     check_not_a_request(r#"{"custom_id":"a"}"#, Some("method"), "missing_field");
     check_not_a_request(r#"{"custom_id":"a","method":"GET"}"#, Some("method"), "invalid_method");
     check_not_a_request(r#"{"custom_id":"a","method":"POST"}"#, Some("url"), "missing_field");
-    let embeddings = r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{}}"#;
-    check_not_a_request(embeddings, Some("url"), "invalid_url");
+    let moderations = r#"{"custom_id":"a","method":"POST","url":"/v1/moderations","body":{}}"#;
+    check_not_a_request(moderations, Some("url"), "invalid_url");
     let start = r#"{"custom_id":"a","method":"POST","url":"/v1/completions""#;
     check_not_a_request(&format!("{start}}}"), Some("body"), "missing_field");
     check_not_a_request(&format!("{start},\"body\":[]}}"), Some("body"), "invalid_type");
@@ -248,7 +248,7 @@ fn completion() -> Outcome {
             cached_tokens: 0,
             reasoning_tokens: 0,
         },
-        tokenized: None,
+        ..Completion::default()
     })
 }
 

@@ -22,6 +22,7 @@ pub use crate::{
 use crate::{
     sampling::{ANSWER_TOKENS_ESTIMATE, Sampling},
     trace::{self, TraceParent},
+    vector::VectorFormat,
 };
 
 /// Default number of attempts of a job.
@@ -239,6 +240,11 @@ pub enum Task {
     },
     /// The text of the tokens of the prompt.
     Detokenize,
+    /// The vector of each prompt.
+    Embed {
+        /// How the answer writes them.
+        format: VectorFormat,
+    },
 }
 
 impl Task {
@@ -329,7 +335,7 @@ impl Job {
         let prompt = tokens(&self.prompt);
         let each = match self.task {
             Task::Generate => self.sampling.max_tokens.unwrap_or(ANSWER_TOKENS_ESTIMATE),
-            Task::Tokenize { .. } | Task::Detokenize => 0,
+            Task::Tokenize { .. } | Task::Detokenize | Task::Embed { .. } => 0,
         };
         let generated = each.saturating_mul(self.choice_count());
         u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)

@@ -31,6 +31,7 @@ mod refusal;
 pub mod sampling;
 pub mod store;
 pub mod trace;
+mod vector;
 pub mod wire;
 
 pub use backoff::Backoff;
@@ -52,3 +53,4 @@ pub use store::{
 };
 pub use trace::{TraceParent, TraceParentError};
 pub use tritmill_grammar::{Grammar, GrammarError};
+pub use vector::{Embedded, Vector, VectorFormat};

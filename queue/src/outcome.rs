@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::ToolCall;
+use crate::{job::ToolCall, vector::Embedded};
 
 /// Reason for the end of a choice's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ fn is_zero(count: &u64) -> bool {
 }
 
 /// An answer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Completion {
     /// Name of the model that answered.
     pub model: String,
@@ -151,6 +151,9 @@ pub struct Completion {
     /// The tokens that were asked for, instead of choices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenized: Option<Tokenized>,
+    /// The vectors that were asked for, instead of choices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedded: Option<Embedded>,
 }
 
 /// The tokens of a prompt.
@@ -237,7 +240,10 @@ impl Outcome {
             let top = token.top.iter().map(|top| of_token(&top.bytes)).sum::<usize>();
             of_token(&token.bytes) + top
         });
-        let size = text + of_tokens.sum::<usize>();
+        let vectors = completion.embedded.iter().flat_map(|embedded| &embedded.vectors);
+        // Four bytes of an element are less than six characters.
+        let of_vectors: usize = vectors.map(|vector| 6 * vector.0.len()).sum();
+        let size = text + of_tokens.sum::<usize>() + of_vectors;
         let is_finite = tokens().all(|token| {
             token.logprob.is_finite() && token.top.iter().all(|top| top.logprob.is_finite())
         });
@@ -274,7 +280,7 @@ mod tests {
                 ..Choice::new(0, "x".repeat(tokens), FinishReason::Length)
             }],
             usage: Usage::default(),
-            tokenized: None,
+            ..Completion::default()
         })
     }
 

@@ -75,7 +75,7 @@ fn outcome() -> Outcome {
             cached_tokens: 0,
             reasoning_tokens: 0,
         },
-        tokenized: None,
+        ..Completion::default()
     })
 }
 

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
-use tritmill_engine::embed::{self, Embedder};
+use tritmill_engine::{embed, load};
 
 use crate::{
     options::{ModelOption, RunOptions},
@@ -56,15 +56,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             tokens.collect::<Result<_, _>>().context("a text cannot be tokenized")?
         }
     };
-    let mut embedder = Embedder::load(&model, &arguments.run.engine_on_one()?)?;
-    let vectors = embedder.embed(&texts)?;
+    let mut engine = load::engine(&model, &arguments.run.engine_on_one()?)?;
+    let vectors = embed::vectors(&mut engine, &texts)?;
     if let Some(path) = &arguments.output {
         let bytes: Vec<u8> = vectors.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
         fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let tokens: Vec<usize> = texts.iter().map(Vec::len).collect();
     if arguments.json {
-        let dimensions = embedder.dimensions();
+        let dimensions = model.config().hidden_size;
         let vectors = json!({ "dimensions": dimensions, "tokens": tokens, "vectors": vectors });
         output::json(vectors)?;
         return Ok(ExitCode::SUCCESS);

@@ -1,19 +1,20 @@
 // What the scripts of the Node clients share: the server they ask, the schemas they ask for, and the runner.
 //
-//     node SCRIPT.mjs BASE_URL KEY MODEL [PART_OF_A_NAME]
+//     node SCRIPT.mjs BASE_URL KEY MODEL EMBEDDING_MODEL [PART_OF_A_NAME]
 //
 // prints `ok NAME` or `FAIL NAME: REASON` for each check, and exits with 1 if one failed. Instead of arguments the
-// variables OPENAI_BASE_URL, OPENAI_API_KEY and MODEL are read. As in `checks.py`, checks are of what a server promises
+// variables OPENAI_BASE_URL, OPENAI_API_KEY, MODEL and EMBEDDING_MODEL are read. As in `checks.py`, checks are of what a server promises
 // for any text, and all numbers and texts in schemas are bounded.
 
 import assert from "node:assert/strict";
 
 import { z } from "zod";
 
-const [base, secret, name, only = ""] = process.argv.slice(2);
+const [base, secret, name, embedding, only = ""] = process.argv.slice(2);
 export const BASE_URL = base ?? process.env.OPENAI_BASE_URL;
 export const KEY = secret ?? process.env.OPENAI_API_KEY;
 export const MODEL = name ?? process.env.MODEL;
+export const EMBEDDING_MODEL = embedding ?? process.env.EMBEDDING_MODEL;
 export const QUESTION = "Paid on the 3rd of March, 2024";
 export const MESSAGES = [{ role: "user", content: QUESTION }];
 // Tokens that a date or a call of a tool surely fits into, white space included.
@@ -40,6 +41,12 @@ export async function refused(call) {
         return error;
     }
     throw new Error(`no error, but ${JSON.stringify(answer)?.slice(0, 200)}`);
+}
+
+/** Fails unless a vector has length 1. */
+export function unit(vector) {
+    const length = Math.hypot(...vector);
+    assert.ok(Math.abs(length - 1) < 1e-4, `length ${length} of ${vector.length}`);
 }
 
 /** Returns the items of an asynchronous sequence. */

@@ -1,9 +1,9 @@
 """What the scripts of the Python clients share: the server they ask, the schemas they ask for, and the runner.
 
-    python SCRIPT.py BASE_URL KEY MODEL [PART_OF_A_NAME]
+    python SCRIPT.py BASE_URL KEY MODEL EMBEDDING_MODEL [PART_OF_A_NAME]
 
 prints a line for each check, `ok NAME` or `FAIL NAME: REASON`, and exits with 1 if one failed. Instead of arguments the
-variables OPENAI_BASE_URL, OPENAI_API_KEY and MODEL are read.
+variables OPENAI_BASE_URL, OPENAI_API_KEY, MODEL and EMBEDDING_MODEL are read.
 
 The model has random weights, so checks are of what a server promises for any text: shapes, counts, errors, that a
 stream adds up to the whole answer, and that structured output matches its schema. All numbers and texts in schemas are
@@ -24,7 +24,8 @@ _ARGUMENTS = dict(enumerate(sys.argv[1:]))
 BASE_URL = _ARGUMENTS.get(0) or os.environ["OPENAI_BASE_URL"]
 KEY = _ARGUMENTS.get(1) or os.environ["OPENAI_API_KEY"]
 MODEL = _ARGUMENTS.get(2) or os.environ["MODEL"]
-ONLY = _ARGUMENTS.get(3, "")
+EMBEDDING_MODEL = _ARGUMENTS.get(3) or os.environ["EMBEDDING_MODEL"]
+ONLY = _ARGUMENTS.get(4, "")
 # Some clients make clients of their own, which read these.
 os.environ |= {"OPENAI_BASE_URL": BASE_URL, "OPENAI_API_KEY": KEY}
 # No client may ask another server: no proxy, no telemetry, no list of prices.
@@ -88,6 +89,12 @@ ARGUMENTS = {"Weather": Weather, "Clock": Clock}
 REQUIRED = {"tool_choice": "required", "parallel_tool_calls": False}
 # A call of this tool: exactly one, as with OpenAI.
 NAMED = {"type": "function", "function": {"name": "Weather"}}
+
+
+def unit(vector, dimensions=None):
+    """Fails unless a vector has length 1."""
+    length = sum(x * x for x in vector) ** 0.5
+    assert abs(length - 1) < 1e-4 and dimensions in (None, len(vector)), (length, len(vector))
 
 
 def equal(found, wanted, what="value"):

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The API by hand: curl, with jq to read the answers.
 #
-#     bash curl.sh BASE_URL KEY MODEL [PART_OF_A_NAME]
+#     bash curl.sh BASE_URL KEY MODEL EMBEDDING_MODEL [PART_OF_A_NAME]
 #
 # prints `ok NAME` or `FAIL NAME: REASON` for each check, and exits with 1 if one failed. Instead of arguments the
-# variables OPENAI_BASE_URL, OPENAI_API_KEY and MODEL are read.
+# variables OPENAI_BASE_URL, OPENAI_API_KEY, MODEL and EMBEDDING_MODEL are read.
 
 set -u
-url=${1:-$OPENAI_BASE_URL} key=${2:-$OPENAI_API_KEY} model=${3:-$MODEL} only=${4:-}
+url=${1:-$OPENAI_BASE_URL} key=${2:-$OPENAI_API_KEY} model=${3:-$MODEL} embedding=${4:-$EMBEDDING_MODEL} only=${5:-}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failed=0
@@ -172,8 +172,11 @@ check 'error path' 404 '.error.message | length > 0'
 head -c 6000000 /dev/zero | tr '\0' x > "$folder/large"
 send "$url/chat/completions" -H 'Content-Type: application/json' --data-binary "@$folder/large"
 check 'error size' 413 '.error.message | length > 0'
+post embeddings "{\"model\": \"$embedding\", \"input\": [\"x\", \"y\"]}"
+check 'embeddings' 200 '(.data | length) == 2 and ([.data[0].embedding[] | . * .] | add) > 0.999'
+post embeddings "{\"model\": \"$embedding\", \"input\": \"x\", \"encoding_format\": \"base64\"}"
+check 'embeddings base64' 200 '.data[0].embedding | type == "string" and length > 100'
 post embeddings "{\"model\": \"$model\", \"input\": \"x\"}"
-[[ $status == 400 ]] && status=404
-check 'error embeddings' 404 '.error.message | length > 0'
+check 'error embeddings' 400 '.error.param == "model"'
 
 exit "$failed"

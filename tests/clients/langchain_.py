@@ -6,12 +6,13 @@ The name of the file ends with an underscore, because a script hides a package o
 import openai
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 from checks import (
     ARGUMENTS,
     BASE_URL,
     CLOSE,
+    EMBEDDING_MODEL,
     KEY,
     MODEL,
     QUESTION,
@@ -25,6 +26,7 @@ from checks import (
     one_of,
     refused,
     run,
+    unit,
 )
 
 SERVER = {"base_url": BASE_URL, "api_key": KEY, "model": MODEL, "max_retries": 0}
@@ -244,6 +246,23 @@ def errors():
     refused(openai.NotFoundError, lambda: chat(model="none").invoke(QUESTION), "model")
     refused(openai.BadRequestError, lambda: chat(temperature=9).invoke(QUESTION), "temperature")
     refused(ContextOverflowError, lambda: chat().invoke("x " * 20000))
+
+
+@check
+def embeddings():
+    # LangChain cuts texts into tokens of OpenAI's models, unless it is told not to.
+    own = {"model": EMBEDDING_MODEL, "check_embedding_ctx_length": False}
+    model = OpenAIEmbeddings(**SERVER | own)
+    vectors = model.embed_documents([QUESTION, "Paid"])
+    for vector in vectors:
+        unit(vector)
+    equal(model.embed_query("Paid"), vectors[1])
+
+
+@check
+async def embeddings_async():
+    own = {"model": EMBEDDING_MODEL, "check_embedding_ctx_length": False}
+    unit(await OpenAIEmbeddings(**SERVER | own).aembed_query(QUESTION))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from checks import (
     ARGUMENTS,
     BASE_URL,
     CLOSE,
+    EMBEDDING_MODEL,
     KEY,
     MESSAGES,
     MODEL,
@@ -26,6 +27,7 @@ from checks import (
     one_of,
     refused,
     run,
+    unit,
 )
 
 # Otherwise the package loads a list of prices from the internet.
@@ -224,6 +226,21 @@ def error_context_length():
     """LiteLLM knows the error by its text alone, by `this model's maximum context length is`."""
     long = [{"role": "user", "content": "x " * 20000}]
     refused(litellm.ContextWindowExceededError, lambda: ask(messages=long))
+
+
+@check
+def embedding():
+    answer = litellm.embedding(**SERVER, model=f"openai/{EMBEDDING_MODEL}", input=[QUESTION, "Paid"])
+    equal([one["index"] for one in answer.data], [0, 1])
+    for one in answer.data:
+        unit(one["embedding"])
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 2, answer.usage
+
+
+@check
+async def aembedding_as_of_vllm():
+    answer = await litellm.aembedding(**SERVER, model=f"hosted_vllm/{EMBEDDING_MODEL}", input=["Paid"])
+    unit(answer.data[0]["embedding"])
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def batch_errors():
     file = upload(content([question()])).id
     asked = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
     call = lambda **changes: client.batches.create(**asked | changes)
-    refused(openai.BadRequestError, lambda: call(endpoint="/v1/embeddings"), "endpoint")
+    refused(openai.BadRequestError, lambda: call(endpoint="/v1/moderations"), "endpoint")
     refused(openai.BadRequestError, lambda: call(completion_window="soon"), "completion_window")
     error = refused((openai.NotFoundError, openai.BadRequestError), lambda: call(input_file_id=MISSING))
     equal(error.param, "input_file_id", "param")

@@ -5,7 +5,8 @@ import { LengthFinishReasonError } from "openai/error";
 import { zodFunction, zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 
 import {
-    BASE_URL, CLOSE, Day, KEY, MESSAGES, MODEL, QUESTION, STRUCTURED_TOKENS, Weather, all, assert, check, refused, run,
+    BASE_URL, CLOSE, Day, EMBEDDING_MODEL, KEY, MESSAGES, MODEL, QUESTION, STRUCTURED_TOKENS, Weather, all, assert, check,
+    refused, run, unit,
 } from "./checks.mjs";
 
 const client = new OpenAI({ baseURL: BASE_URL, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
@@ -197,6 +198,22 @@ check("errors", async () => {
     const error = await refused(() => ask({ temperature: 9 }));
     assert.ok(error instanceof OpenAI.BadRequestError);
     assert.equal(error.param, "temperature");
+});
+
+check("embeddings", async () => {
+    const input = [QUESTION, "Paid"];
+    const answer = await client.embeddings.create({ model: EMBEDDING_MODEL, input });
+    assert.deepEqual(answer.data.map((one) => one.index), [0, 1]);
+    answer.data.forEach((one) => unit(one.embedding));
+    const floats = await client.embeddings.create({ model: EMBEDDING_MODEL, input, encoding_format: "float" });
+    floats.data.forEach((one, index) => {
+        one.embedding.forEach((x, at) => assert.ok(Math.abs(x - answer.data[index].embedding[at]) < 1e-7));
+    });
+});
+
+check("embeddings of another model are refused", async () => {
+    const error = await refused(() => client.embeddings.create({ model: MODEL, input: "x" }));
+    assert.deepEqual([error.status, error.param], [400, "model"]);
 });
 
 await run();

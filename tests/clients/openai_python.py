@@ -14,6 +14,7 @@ import openai
 from chats import SHORT, ask, client, joined, text
 from checks import (
     BASE_URL,
+    EMBEDDING_MODEL,
     KEY,
     MESSAGES,
     MODEL,
@@ -23,6 +24,7 @@ from checks import (
     one_of,
     refused,
     run,
+    unit,
 )
 
 # Plain answers
@@ -395,10 +397,47 @@ def error_too_large():
     equal(refused(openai.APIStatusError, lambda: ask(messages=huge)).status_code, 413, "status")
 
 
+# Embeddings
+
+
 @check
-def error_embeddings():
-    kinds = (openai.NotFoundError, openai.BadRequestError)
-    refused(kinds, lambda: client.embeddings.create(model=MODEL, input="x"))
+def embeddings():
+    # The package asks for base64 unless told otherwise, and decodes it.
+    answer = client.embeddings.create(model=EMBEDDING_MODEL, input=[QUESTION, "Paid"])
+    equal((answer.object, answer.model, len(answer.data)), ("list", EMBEDDING_MODEL, 2))
+    equal([(one.object, one.index) for one in answer.data], [("embedding", 0), ("embedding", 1)])
+    for one in answer.data:
+        unit(one.embedding)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 2, answer.usage
+    floats = client.embeddings.create(model=EMBEDDING_MODEL, input=[QUESTION, "Paid"], encoding_format="float")
+    for one, other in zip(answer.data, floats.data):
+        assert max(abs(a - b) for a, b in zip(one.embedding, other.embedding)) < 1e-7
+    alone = client.embeddings.create(model=EMBEDDING_MODEL, input="Paid")
+    equal(alone.data[0].embedding, answer.data[1].embedding, "the vector of a text alone")
+
+
+@check
+def embeddings_of_tokens():
+    ids = client.post("/../tokenize", body={"model": EMBEDDING_MODEL, "prompt": "Paid"}, cast_to=object)["tokens"]
+    answer = client.embeddings.create(model=EMBEDDING_MODEL, input=[ids, ids + ids])
+    equal((len(answer.data), answer.usage.prompt_tokens), (2, 3 * len(ids)))
+    alone = client.embeddings.create(model=EMBEDDING_MODEL, input=ids)
+    equal(alone.data[0].embedding, answer.data[0].embedding)
+
+
+@check
+def embeddings_errors():
+    create = client.embeddings.create
+    error = openai.BadRequestError
+    refused(error, lambda: create(model=EMBEDDING_MODEL, input="x", dimensions=8), "dimensions", "unsupported_value")
+    refused(error, lambda: create(model=EMBEDDING_MODEL, input=""), "input")
+    refused(error, lambda: create(model=EMBEDDING_MODEL, input=["x", ""]), "input[1]")
+    refused(error, lambda: create(model=EMBEDDING_MODEL, input=["x"] * 2049), "input")
+    refused(error, lambda: create(model=EMBEDDING_MODEL, input=[1] * 5000), "input", "context_length_exceeded")
+    refused(error, lambda: create(model=MODEL, input="x"), "model", "unsupported_value")
+    refused(error, lambda: ask(model=EMBEDDING_MODEL), "model", "unsupported_value")
+    completion = client.completions.create
+    refused(error, lambda: completion(model=EMBEDDING_MODEL, prompt="x"), "model", "unsupported_value")
 
 
 if __name__ == "__main__":

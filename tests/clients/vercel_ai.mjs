@@ -3,10 +3,11 @@
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { Output, generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from "ai";
+import { Output, embed, embedMany, generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from "ai";
 
 import {
-    BASE_URL, CLOSE, Day, KEY, MODEL, QUESTION, STRUCTURED_TOKENS, Weather, all, assert, check, refused, run,
+    BASE_URL, CLOSE, Day, EMBEDDING_MODEL, KEY, MODEL, QUESTION, STRUCTURED_TOKENS, Weather, all, assert, check, refused, run,
+    unit,
 } from "./checks.mjs";
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
@@ -127,5 +128,22 @@ check("compatible reasoning effort", async () => {
     const result = await generateText({ ...SHORT, model: models.compatible, providerOptions });
     assert.ok(["stop", "length"].includes(result.finishReason));
 });
+
+for (const [name, model] of Object.entries({
+    compatible: compatible.textEmbeddingModel(EMBEDDING_MODEL),
+    openai: openai.textEmbeddingModel(EMBEDDING_MODEL),
+})) {
+    check(`embed, ${name}`, async () => {
+        const { embedding, usage } = await embed({ model, value: QUESTION, maxRetries: 0 });
+        unit(embedding);
+        assert.ok(usage.tokens > 2);
+    });
+
+    check(`embedMany, ${name}`, async () => {
+        const { embeddings } = await embedMany({ model, values: [QUESTION, "Paid"], maxRetries: 0 });
+        assert.equal(embeddings.length, 2);
+        embeddings.forEach(unit);
+    });
+}
 
 await run();

@@ -60,6 +60,12 @@ fn model(folder: &Path) -> String {
     format!("tiny={}", model.display())
 }
 
+/// The golden embedding model, by name.
+pub fn embedding_model() -> String {
+    let file = "bitnet-embedding-tiny/bitnet-embedding-tiny-i2_s.gguf";
+    format!("embed={ROOT}/engine/tests/golden/{file}")
+}
+
 /// Runs a script against a service; fails with the lines of the checks that fail.
 fn check(runs: Runs, script: &str) {
     let Some((program, path)) = runs.program(script) else {
@@ -69,13 +75,13 @@ fn check(runs: Runs, script: &str) {
     };
     let folder = tempfile::tempdir().unwrap();
     let model = model(folder.path());
-    let words =
-        ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0", "--model", &model];
-    let service = Admin::run(alone(folder.path(), &words));
+    let words = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
+    let models = ["--model", &model, "--model", &embedding_model()];
+    let service = Admin::run(alone(folder.path(), &[&words[..], &models].concat()));
     let output = Command::new(program)
         .arg(path)
         .arg(format!("http://{}/v1", service.listen))
-        .args([service.first_key.as_deref().unwrap(), "tiny"])
+        .args([service.first_key.as_deref().unwrap(), "tiny", "embed"])
         .current_dir(folder.path())
         .output()
         .unwrap();

@@ -10,6 +10,7 @@ mod beside;
 mod clients;
 mod described;
 mod drivers;
+mod embeddings;
 mod files;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/fleet.rs"]

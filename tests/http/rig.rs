@@ -289,13 +289,18 @@ impl Caller {
         self.request("POST", "/v1/files", "multipart/form-data; boundary=x", &body)
     }
 
-    /// Uploads a file and creates a batch of it; returns the batch id.
+    /// Uploads a file of chats and creates a batch of it; returns the batch id.
     pub fn batch(&self, content: &[u8], window: &str) -> String {
+        self.batch_for("/v1/chat/completions", content, window)
+    }
+
+    /// Uploads a file and creates a batch of it; returns the batch id.
+    pub fn batch_for(&self, endpoint: &str, content: &[u8], window: &str) -> String {
         let file = self.upload(content);
         assert_eq!(file.status, 200, "{}", file.text());
         let asked = json!({
             "input_file_id": file.json()["id"],
-            "endpoint": "/v1/chat/completions",
+            "endpoint": endpoint,
             "completion_window": window,
             "metadata": { "for": "a test" },
         });

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tritmill_engine::{
     Constraint, GrammarError,
     chat::{self, AnswerLayout, ChatTemplate},
+    embed,
     files::Model,
     load,
 };
@@ -63,6 +64,11 @@ impl ServedModel {
     /// Returns the name that jobs use.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns whether the model embeds texts, and generates none.
+    pub fn embeds(&self) -> bool {
+        self.model.config().pooling.is_some()
     }
 
     /// Returns the numerics class: what a token depends on besides the job.
@@ -188,6 +194,31 @@ impl ServedModel {
         }
     }
 
+    /// Returns the tokens of a text to embed: with the end token, of which the model pools the hidden row. Tokens are taken as they
+    /// are.
+    pub(crate) fn tokens_to_embed(&self, prompt: &Prompt) -> Result<Vec<u32>, JobError> {
+        match prompt {
+            Prompt::Text(text) | Prompt::Question(text) => {
+                embed::tokens(&self.model, text).map_err(|error| not_tokenized(&error))
+            }
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Messages(_) | Prompt::Several(_) => {
+                let problem = "must be texts or lists of token ids".to_owned();
+                Err(refused("invalid_type", "input", problem))
+            }
+        }
+    }
+
+    /// Returns the error of a job that another kind of model answers.
+    pub(crate) fn other_kind(&self) -> JobError {
+        let name = &self.name;
+        let problem = match self.embeds() {
+            true => format!("'{name}' is an embedding model: use /v1/embeddings"),
+            false => format!("'{name}' generates text and is not an embedding model"),
+        };
+        refused("unsupported_value", "model", problem)
+    }
+
     /// Returns the outcome of a job that asks for tokens.
     pub(crate) fn tokenized(&self, tokens: Vec<u32>) -> Outcome {
         let tokenizer = self.model.tokenizer();
@@ -221,9 +252,7 @@ impl ServedModel {
         Completion {
             model: self.name.clone(),
             fingerprint: self.numerics_class.clone(),
-            choices: Vec::new(),
-            usage: Usage::default(),
-            tokenized: None,
+            ..Completion::default()
         }
     }
 

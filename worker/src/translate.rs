@@ -9,8 +9,8 @@ use tritmill_engine::{
     chat::{AnswerLayout, Piece},
 };
 use tritmill_queue::{
-    Choice, Claim, Completion, ErrorKind, FinishReason, JobError, LengthLimit, Outcome, Priority,
-    Prompt, Task, TokenLogprob, ToolCall, TopLogprob, Usage, wire,
+    Choice, Claim, Completion, Embedded, ErrorKind, FinishReason, JobError, LengthLimit, Outcome,
+    Priority, Prompt, Task, TokenLogprob, ToolCall, TopLogprob, Usage, Vector, VectorFormat, wire,
 };
 
 use crate::{
@@ -62,22 +62,44 @@ pub(crate) struct Expected {
     pub limits: Vec<LengthLimit>,
     /// Choices of each prompt.
     pub choices: u32,
+    /// How vectors are written, if they are asked for.
+    pub vectors: Option<VectorFormat>,
 }
 
 /// Returns the work of a claimed job, or the outcome of one that needs no engine. Equal prompts get different seeds, as the
 /// choices of one prompt do.
 pub(crate) fn work(served: &ServedModel, claim: &Claim) -> Result<Work, Box<Outcome>> {
-    let outcome = match claim.job.task {
-        Task::Generate => {
-            return generation(served, claim).map_err(|error| Box::new(Outcome::Error(error)));
+    let work = match (claim.job.task, served.embeds()) {
+        (Task::Generate, false) => generation(served, claim),
+        (Task::Embed { format }, true) => embedding(served, claim, format),
+        (Task::Generate, true) | (Task::Embed { .. }, false) => Err(served.other_kind()),
+        (task @ (Task::Tokenize { .. } | Task::Detokenize), _) => {
+            return Err(Box::new(tokens_or_text(served, &claim.job.prompt, task)));
         }
-        Task::Tokenize { special, generation_prompt } => {
-            let tokens = served.tokenize(&claim.job.prompt, special, generation_prompt);
-            tokens.map_or_else(Outcome::Error, |tokens| served.tokenized(tokens))
-        }
-        Task::Detokenize => served.detokenize(&claim.job.prompt).unwrap_or_else(Outcome::Error),
     };
-    Err(Box::new(outcome))
+    work.map_err(|error| Box::new(Outcome::Error(error)))
+}
+
+/// Returns the outcome of a job that needs the tokenizer alone.
+fn tokens_or_text(served: &ServedModel, prompt: &Prompt, task: Task) -> Outcome {
+    let outcome = match task {
+        Task::Tokenize { special, generation_prompt } => {
+            let tokens = served.tokenize(prompt, special, generation_prompt);
+            tokens.map(|tokens| served.tokenized(tokens))
+        }
+        _ => served.detokenize(prompt),
+    };
+    outcome.unwrap_or_else(Outcome::Error)
+}
+
+fn embedding(served: &ServedModel, claim: &Claim, format: VectorFormat) -> Result<Work, JobError> {
+    let mut work = Work::default();
+    (work.expected.choices, work.expected.vectors) = (1, Some(format));
+    for prompt in claim.job.prompt.parts() {
+        let prompt = served.tokens_to_embed(prompt)?;
+        work.requests.push(Request { prompt, embeds: true, ..request_of(claim) });
+    }
+    Ok(work)
 }
 
 fn generation(served: &ServedModel, claim: &Claim) -> Result<Work, JobError> {
@@ -104,7 +126,7 @@ fn request(
     (prepared, max_tokens): (PreparedPrompt, usize),
     seed: u64,
 ) -> Request {
-    let Claim { job, expires_in, checkpoint, .. } = claim;
+    let Claim { job, checkpoint, .. } = claim;
     let sampling = &job.sampling;
     let resume = checkpoint.as_ref().map(|bytes| resume(served, bytes)).unwrap_or_default();
     Request {
@@ -128,14 +150,22 @@ fn request(
             logprobs: sampling.logprobs.map(size),
         },
         constraint: prepared.constraint,
-        priority: match job.priority {
+        resume,
+        ..request_of(claim)
+    }
+}
+
+/// Returns what the requests of every task have.
+fn request_of(claim: &Claim) -> Request {
+    Request {
+        priority: match claim.job.priority {
             Priority::High => EnginePriority::High,
             Priority::Normal => EnginePriority::Normal,
             Priority::Low => EnginePriority::Low,
         },
-        deadline: expires_in.and_then(|left| Instant::now().checked_add(left)),
-        salt: job.tenant.0.clone().into_bytes(),
-        resume,
+        deadline: claim.expires_in.and_then(|left| Instant::now().checked_add(left)),
+        salt: claim.job.tenant.0.clone().into_bytes(),
+        ..Request::default()
     }
 }
 
@@ -153,7 +183,7 @@ pub(crate) fn outcome(
 ) -> Option<Outcome> {
     match end {
         End::Finished(output) => finished(served, expected, output),
-        End::Refused(error) => Some(Outcome::Error(refusal(prompt, &error))),
+        End::Refused(error) => Some(Outcome::Error(refusal((prompt, expected), &error))),
         // Another attempt would come to the same place.
         End::Failed(RequestError::Grammar(error)) => {
             let problem = format!("the answer cannot go on as it must: {error}");
@@ -189,14 +219,17 @@ fn finished(served: &ServedModel, expected: &Expected, output: Output) -> Option
             .map(|c| reasoning_tokens(served, expected, c))
             .sum(),
     };
-    let choices = output.choices.into_iter().map(|choice| divided(expected, choice)).collect();
-    Some(Outcome::Completed(Completion {
-        model: served.name().to_owned(),
-        fingerprint: served.numerics_class().to_owned(),
-        choices,
-        usage,
-        tokenized: None,
-    }))
+    let (model, fingerprint) = (served.name().to_owned(), served.numerics_class().to_owned());
+    let mut completion = Completion { model, fingerprint, usage, ..Completion::default() };
+    let choices = output.choices.into_iter();
+    match expected.vectors {
+        None => completion.choices = choices.map(|choice| divided(expected, choice)).collect(),
+        Some(format) => {
+            let vectors = choices.filter_map(|choice| choice.vector).map(Vector).collect();
+            completion.embedded = Some(Embedded { format, vectors });
+        }
+    }
+    Some(Outcome::Completed(completion))
 }
 
 /// Returns how many tokens of a choice are of what the model thought, the tags included.
@@ -266,8 +299,9 @@ fn finite(logprob: f32) -> f32 {
 }
 
 /// Returns the error for a request that the engine refused, with the field names of the API.
-fn refusal(prompt: &Prompt, error: &SubmitError) -> JobError {
+fn refusal((prompt, expected): (&Prompt, &Expected), error: &SubmitError) -> JobError {
     let prompt_field = match prompt {
+        _ if expected.vectors.is_some() => "input",
         Prompt::Messages(_) => "messages",
         Prompt::Text(_) | Prompt::Question(_) | Prompt::Tokens(_) | Prompt::Several(_) => "prompt",
     };
@@ -314,6 +348,7 @@ mod tests {
                 text: "a".to_owned(),
                 finish_reason: *reason,
                 logprobs: None,
+                vector: None,
             };
             let output = Output {
                 choices: (0..).zip(reasons).map(choice).collect(),

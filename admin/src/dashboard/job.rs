@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tritmill_queue::{
     EventId, JobEvent, JobId, JobState, Message, Outcome, Part, Priority, Prompt, Role, Timestamp,
+    Vector,
     store::job_queries::{Attempt, AttemptEnd, JobHistory},
 };
 
@@ -19,6 +20,9 @@ use crate::{
 
 /// Most characters of a text that the page shows.
 const TEXT_MAX: usize = 20_000;
+/// Most vectors that the page shows, and most elements of each.
+const VECTORS_MAX: usize = 20;
+const ELEMENTS_MAX: usize = 32;
 /// Most reads of a job's events for one rendering.
 const READS_MAX: usize = 64;
 
@@ -162,6 +166,14 @@ fn attempt_steps(number: usize, attempt: &Attempt) -> Vec<Step> {
     steps
 }
 
+/// Shows the begin of a vector.
+fn vector_text(Vector(vector): &Vector) -> String {
+    let elements = vector.iter().take(ELEMENTS_MAX).map(|x| format!("{x:.6}"));
+    let elements = elements.collect::<Vec<_>>().join(", ");
+    let more = if vector.len() > ELEMENTS_MAX { ", …" } else { "" };
+    format!("{} dimensions\n[{elements}{more}]", vector.len())
+}
+
 fn truncated(text: &str) -> String {
     match text.char_indices().nth(TEXT_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -181,7 +193,9 @@ async fn load(app: App, caller: Caller, id: String) -> Result<Content, PageError
     let is_live = !record.state.is_terminal() && record.job.stream;
     let texts = match &record.outcome {
         Some(Outcome::Completed(answer)) => {
-            answer.choices.iter().map(|choice| truncated(&choice.text)).collect()
+            let texts = answer.choices.iter().map(|choice| truncated(&choice.text));
+            let vectors = answer.embedded.iter().flat_map(|embedded| &embedded.vectors);
+            texts.chain(vectors.take(VECTORS_MAX).map(vector_text)).collect()
         }
         _ if is_live => text_so_far(&app, id).await,
         _ => Vec::new(),

@@ -1,4 +1,4 @@
-//! The playground: a prompt for a served model, answered as by `/v1/chat/completions`.
+//! The playground: a prompt for a served model, answered as by `/v1/chat/completions`, or embedded as by `/v1/embeddings`.
 //!
 //! The form becomes the body of such a request, which goes the way of the API: the same parser, limits and deadline,
 //! for the visitor's tenant. The script asks for an event stream and shows the text while it is generated; without it,
@@ -12,6 +12,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tritmill_client::Endpoint;
 
 use super::{Content, PageError, PageForm, PageResult, Visit, assets, filters, live};
 use crate::{ApiError, App, openai::completions, request_trace::JobParent};
@@ -24,6 +25,8 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 #[serde(default)]
 pub(crate) struct PromptForm {
     model: String,
+    /// `chat`, or `embed` for the vector of the prompt.
+    task: String,
     system: String,
     prompt: String,
     temperature: String,
@@ -37,6 +40,7 @@ impl Default for PromptForm {
         let empty = String::new;
         Self {
             model: empty(),
+            task: "chat".to_owned(),
             system: empty(),
             prompt: empty(),
             temperature: "1".to_owned(),
@@ -47,8 +51,16 @@ impl Default for PromptForm {
 }
 
 impl PromptForm {
+    fn endpoint(&self) -> Endpoint {
+        if self.task == "embed" { Endpoint::Embeddings } else { Endpoint::Chat }
+    }
+
     /// The body of the request; what its fields hold is left to the API's parser, except that they are JSON.
     fn body(&self) -> Result<Map<String, Value>, ApiError> {
+        if self.endpoint() == Endpoint::Embeddings {
+            let body = [("model", json!(self.model)), ("input", json!(self.prompt))];
+            return Ok(body.map(|(name, value)| (name.to_owned(), value)).into_iter().collect());
+        }
         let mut messages = Vec::new();
         for (role, text) in [("system", &self.system), ("user", &self.prompt)] {
             if !text.is_empty() {
@@ -132,22 +144,37 @@ pub(crate) async fn ask(
     Ok(visit.page(status, &page))
 }
 
+/// Shows a vector as the script does.
+fn vector_text(vector: &[Value]) -> String {
+    let elements: Vec<String> = vector.iter().map(Value::to_string).collect();
+    format!("{} dimensions\n[{}]", elements.len(), elements.join(", "))
+}
+
 async fn stream(visit: &Visit, parent: JobParent, form: &PromptForm) -> Result<Response, ApiError> {
     let mut body = form.body()?;
-    body.insert("stream".to_owned(), json!(true));
-    body.insert("stream_options".to_owned(), json!({ "include_usage": true }));
-    completions::answer_chat(visit.app.clone(), visit.caller.clone(), parent, body).await
+    // A vector comes at once.
+    if form.endpoint() == Endpoint::Chat {
+        body.insert("stream".to_owned(), json!(true));
+        body.insert("stream_options".to_owned(), json!({ "include_usage": true }));
+    }
+    let asked = (form.endpoint(), body);
+    completions::answer_body(visit.app.clone(), visit.caller.clone(), parent, asked).await
 }
 
 async fn whole(visit: &Visit, parent: JobParent, form: &PromptForm) -> Result<Outcome, ApiError> {
     let (app, caller) = (visit.app.clone(), visit.caller.clone());
-    let response = completions::answer_chat(app, caller, parent, form.body()?).await?;
+    let asked = (form.endpoint(), form.body()?);
+    let response = completions::answer_body(app, caller, parent, asked).await?;
     let long = |_| ApiError::too_large("answer", ANSWER_BYTES_MAX as u64);
     let bytes: Bytes = to_bytes(response.into_body(), ANSWER_BYTES_MAX).await.map_err(long)?;
     let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let tokens = |name: &str| answer["usage"][name].as_u64().unwrap_or_default();
+    let text = match &answer["data"][0]["embedding"] {
+        Value::Array(vector) => vector_text(vector),
+        _ => answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned(),
+    };
     Ok(Outcome::Answer {
-        text: answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned(),
+        text,
         prompt_tokens: tokens("prompt_tokens"),
         completion_tokens: tokens("completion_tokens"),
     })

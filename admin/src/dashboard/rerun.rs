@@ -123,5 +123,6 @@ async fn edited(app: &App, job: Job, request: &str) -> Result<Job, ApiError> {
         }
     };
     let seed = body.seed.unwrap_or(job.seed);
-    Ok(Job { queue, prompt: body.prompt, sampling: body.sampling, seed, ..job })
+    let (task, prompt, sampling) = (body.task, body.prompt, body.sampling);
+    Ok(Job { queue, task, prompt, sampling, seed, ..job })
 }

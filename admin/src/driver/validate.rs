@@ -299,7 +299,7 @@ mod tests {
         );
         check(&line("a", url, body), "duplicate_custom_id");
         check(&line("a", url, r#"{"model":"m","prompt":3}"#), "duplicate_custom_id");
-        check(&line("b", "/v1/embeddings", body), "invalid_url");
+        check(&line("b", "/v1/moderations", body), "invalid_url");
         check(&line("b", url, r#"{"model":"n","prompt":"a"}"#), "mismatched_model");
         check(&line("b", url, r#"{"prompt":"a"}"#), "model_not_found");
         let chat = r#"{"model":"m","messages":[{"role":"user","content":"a"}]}"#;

@@ -14,7 +14,7 @@ use tokio::{
 };
 use tritmill_client::{Body, ClientError};
 use tritmill_queue::{
-    Completion, FinishedJob, Job, JobId, JobState, Priority, QueueName, Task, Tenant, Timestamp,
+    Completion, FinishedJob, Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp,
     TraceParent,
 };
 
@@ -33,8 +33,6 @@ pub(super) struct CallContext {
     pub limit: Duration,
     /// Whether the text is published while it is generated.
     pub stream: bool,
-    /// What is asked for.
-    pub task: Task,
     /// What the answer repeats of the request.
     pub echo: Map<String, Value>,
     /// The idempotency key, and a hash of the request.
@@ -81,7 +79,7 @@ pub(super) async fn submit(
     context: CallContext,
     body: Body,
 ) -> Result<AcceptedCall, ApiError> {
-    let CallContext { caller, traceparent, limit, stream, task, echo, key } = context;
+    let CallContext { caller, traceparent, limit, stream, echo, key } = context;
     let queue = queue_of(&app, &body).await?;
     let created = app.client.now().await?;
     let id = match &key {
@@ -96,7 +94,6 @@ pub(super) async fn submit(
         stream,
         expires_at: Some(created.after(limit)),
         traceparent,
-        task,
         echo,
         ..body.job(id, queue)
     };

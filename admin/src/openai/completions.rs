@@ -1,4 +1,4 @@
-//! `/v1/chat/completions` and `/v1/completions`.
+//! `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,11 @@ use axum::{
 };
 use serde_json::{Map, Value};
 use tritmill_client::{Endpoint, answer, parse_body};
-use tritmill_queue::Task;
 
 use super::{
     answer::{AnswerHead, Streaming},
     call::{self, CallContext},
-    schemas::{ChatRequest, Completion, TextRequest},
+    schemas::{ChatRequest, Completion, Embeddings, EmbeddingsRequest, TextRequest},
     stream::{self, Chunks},
     time_limit::TimeLimit,
 };
@@ -67,14 +66,35 @@ pub(crate) async fn text(
     Request { caller, parent, limit, headers, endpoint, body }.answer(app).await
 }
 
-/// Answers the body of a chat request that did not come as a call of the API.
-pub(crate) async fn answer_chat(
+/// Embeds texts.
+#[utoipa::path(post, path = "/v1/embeddings", tag = "completions",
+    request_body = EmbeddingsRequest,
+    params(("x-request-timeout" = Option<f64>, Header,
+            description = "Seconds within which the caller needs the whole answer; the service has a longest time"),
+        ("idempotency-key" = Option<String>, Header,
+            description = "The same request with the same key gets the answer of the first, for a day")),
+    responses((status = 200, description = "The vectors", body = Embeddings),
+        (status = 429, body = ErrorResponse,
+         description = "No answer within the time limit is possible now, or a limit is reached, as for completions")))]
+pub(crate) async fn embeddings(
+    Call { app, caller }: Call,
+    parent: JobParent,
+    limit: TimeLimit,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> Result<Response, ApiError> {
+    let endpoint = Endpoint::Embeddings;
+    Request { caller, parent, limit, headers, endpoint, body }.answer(app).await
+}
+
+/// Answers the body of a request that did not come as a call of the API.
+pub(crate) async fn answer_body(
     app: App,
     caller: Caller,
     parent: JobParent,
-    body: Map<String, Value>,
+    (endpoint, body): (Endpoint, Map<String, Value>),
 ) -> Result<Response, ApiError> {
-    let (endpoint, limit) = (Endpoint::Chat, TimeLimit(app.limits.answer_within));
+    let limit = TimeLimit(app.limits.answer_within);
     let headers = HeaderMap::new();
     Request { caller, parent, limit, headers, endpoint, body }.answer(app).await
 }
@@ -95,14 +115,16 @@ impl Request {
         let Self { caller, parent: JobParent(traceparent), limit: TimeLimit(limit), .. } = self;
         let (endpoint, mut map) = (self.endpoint, self.body);
         let key = call::key_of(&self.headers, endpoint.as_str(), &map)?;
-        let streaming = Streaming::take(&mut map)?;
+        // Vectors are not streamed: the parser refuses it.
+        let streaming = match endpoint {
+            Endpoint::Embeddings => None,
+            _ => Streaming::take(&mut map)?,
+        };
         let echo = echo(&map);
         let body = parse_body(endpoint, map)?;
         let permit = streaming.map(|_| app.stream_permit()).transpose()?;
         let stream = streaming.is_some();
-        let (task, echo) = (Task::Generate, echo);
-        let context =
-            CallContext { caller, traceparent, limit, stream, task, echo: echo.clone(), key };
+        let context = CallContext { caller, traceparent, limit, stream, echo: echo.clone(), key };
         let call = call::submit(app, context, body).await?;
         let (id, created) = (call.job.id, call.created);
         if let Some((streaming, permit)) = streaming.zip(permit) {

@@ -190,7 +190,7 @@ impl Sent {
 
 #[cfg(test)]
 mod tests {
-    use tritmill_queue::{FinishReason, ToolCall, Usage};
+    use tritmill_queue::{FinishReason, ToolCall};
 
     use super::*;
 
@@ -216,8 +216,8 @@ mod tests {
             ..Choice::new(0, "2024-03-03", FinishReason::ToolCalls)
         };
         let (model, fingerprint) = ("m".to_owned(), "f".to_owned());
-        let (choices, usage, tokenized) = (vec![choice], Usage::default(), None);
-        Completion { model, fingerprint, choices, usage, tokenized }
+        let choices = vec![choice];
+        Completion { model, fingerprint, choices, ..Completion::default() }
     }
 
     #[test]

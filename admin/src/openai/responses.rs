@@ -12,7 +12,7 @@ use axum::{
 use serde_json::{Map, Value};
 use tritmill_client::{ResponseRequest, answer_message, parse_response};
 use tritmill_queue::{
-    Conversation, Job, JobId, JobState, Message, Outcome, Prompt, Role, Task, store::JobRecord,
+    Conversation, Job, JobId, JobState, Message, Outcome, Prompt, Role, store::JobRecord,
 };
 
 use self::{
@@ -82,8 +82,7 @@ pub(crate) async fn create(
     }
     let permit = streaming.map(|_| app.stream_permit()).transpose()?;
     let stream = streaming.is_some();
-    let task = Task::Generate;
-    let context = CallContext { caller, traceparent, limit, stream, task, echo: repeated, key };
+    let context = CallContext { caller, traceparent, limit, stream, echo: repeated, key };
     let call = call::submit(app, context, body).await?;
     let job = call.job.clone();
     if let Some(permit) = permit {

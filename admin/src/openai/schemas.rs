@@ -144,6 +144,49 @@ pub(crate) struct Completion {
     usage: Usage,
 }
 
+/// Texts to embed.
+#[derive(ToSchema)]
+pub(crate) struct EmbeddingsRequest {
+    /// An embedding model: `NAME` or `NAME@FORMAT`.
+    model: String,
+    /// A text, token ids, or a list of up to 2048 of them. Texts get the model's end token; token ids are taken as they are.
+    input: Value,
+    /// `float`, the default: lists of numbers; `base64`: of their bytes, 4 each in little-endian order.
+    encoding_format: Option<String>,
+    /// Without effect.
+    user: Option<String>,
+}
+
+/// The vectors of texts, each of length 1, as `tritmill_client::answer::body` writes them.
+#[derive(ToSchema)]
+pub(crate) struct Embeddings {
+    /// `list`
+    object: String,
+    data: Vec<Embedding>,
+    model: String,
+    usage: EmbeddingsUsage,
+}
+
+/// The vector of a text.
+#[derive(ToSchema)]
+pub(crate) struct Embedding {
+    /// `embedding`
+    object: String,
+    /// The text in the request, from 0.
+    index: u64,
+    /// Numbers, or base64.
+    embedding: Value,
+}
+
+/// Tokens of texts.
+#[derive(ToSchema)]
+pub(crate) struct EmbeddingsUsage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+    /// With `cached_tokens`, those that were not computed because an earlier text began in the same way.
+    prompt_tokens_details: Option<Value>,
+}
+
 /// A text or a conversation to tokenize.
 #[derive(ToSchema)]
 pub(crate) struct TokenizeRequest {

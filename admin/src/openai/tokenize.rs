@@ -2,7 +2,7 @@
 
 use axum::Json;
 use serde_json::{Map, Value, json};
-use tritmill_client::{Endpoint, Fields, parse_body};
+use tritmill_client::{Body, Endpoint, Fields, parse_body};
 use tritmill_queue::{Completion, Task};
 
 use super::{
@@ -28,8 +28,8 @@ pub(crate) async fn tokenize(
     let generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     let has_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let task = Task::Tokenize { special, generation_prompt };
-    let body = parse_body(endpoint, fields.rest())?;
-    let completion = ask(app, caller, (parent, limit), Asked { task, body }).await?;
+    let body = Body { task, ..parse_body(endpoint, fields.rest())? };
+    let completion = ask(app, caller, (parent, limit), body).await?;
     let Some(tokenized) = completion.tokenized else {
         // A worker of an earlier release answers every job with text.
         return Err(ApiError::conflict("not_supported", "the model's worker cannot tokenize"));
@@ -64,26 +64,20 @@ pub(crate) async fn detokenize(
         error.path = error.path.replacen("prompt", "tokens", 1);
         error
     })?;
-    let asked = Asked { task: Task::Detokenize, body };
-    let completion = ask(app, caller, (parent, limit), asked).await?;
+    let body = Body { task: Task::Detokenize, ..body };
+    let completion = ask(app, caller, (parent, limit), body).await?;
     let text = completion.choices.first().map(|choice| choice.text.as_str());
     Ok(Json(json!({ "prompt": text.unwrap_or_default() })))
-}
-
-/// A job that is answered without an engine.
-struct Asked {
-    task: Task,
-    body: tritmill_client::Body,
 }
 
 async fn ask(
     app: App,
     caller: Caller,
     (JobParent(traceparent), TimeLimit(limit)): (JobParent, TimeLimit),
-    Asked { task, body }: Asked,
+    body: Body,
 ) -> Result<Completion, ApiError> {
     let echo = Map::new();
     let (stream, key) = (false, None);
-    let context = CallContext { caller, traceparent, limit, stream, task, echo, key };
+    let context = CallContext { caller, traceparent, limit, stream, echo, key };
     call::submit(app, context, body).await?.completion().await
 }

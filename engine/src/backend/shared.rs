@@ -66,6 +66,14 @@ impl SharedBackend {
 }
 
 impl Backend for SharedBackend {
+    fn step_hidden(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        hidden: &mut Vec<f32>,
+    ) -> Result<(), StepError> {
+        self.turn().step_hidden(chunks, hidden)
+    }
+
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }

@@ -48,6 +48,8 @@ struct Generation {
     counts: TokenCounts,
     logprobs: Option<Vec<TokenLogprob>>,
     finish_reason: Option<FinishReason>,
+    /// The prompt's vector, if the request asks for it and it is computed.
+    vector: Option<Vec<f32>>,
     chances: Chances,
     /// Length of the match that the newest drafts follow from.
     matched: usize,
@@ -103,6 +105,7 @@ impl ActiveRequest {
             counts: TokenCounts::new(&sampling, &request.prompt),
             logprobs: sampling.logprobs.map(|_| Vec::new()),
             finish_reason: None,
+            vector: None,
             chances: Chances::default(),
             matched: 0,
         });
@@ -217,13 +220,14 @@ impl ActiveRequest {
     }
 
     /// Proposes tokens that may follow `tokens` of a choice, up to `most`: none if its draws need all logits, which a backend that
-    /// draws does not. Of a choice that a grammar describes, these are tokens that it allows, and those that must come.
+    /// draws does not. Of a choice that a grammar describes, these are tokens that it allows, and those that must come; with
+    /// `certain_only` the latter alone.
     pub fn propose(
         &mut self,
-        choice: u32,
-        tokens: &[u32],
+        (choice, tokens): (u32, &[u32]),
         drafts: &mut Drafts,
         (most, backend_draws): (usize, bool),
+        certain_only: bool,
         proposed: &mut Vec<u32>,
     ) {
         let position = tokens.len();
@@ -233,7 +237,10 @@ impl ActiveRequest {
         if most == 0 || self.metadata(choice, position, &[]).needs_all(backend_draws) {
             return;
         }
-        let matched = drafts.propose(&self.root, chances, tokens, most, proposed);
+        let matched = match certain_only {
+            true => 0,
+            false => drafts.propose(&self.root, chances, tokens, most, proposed),
+        };
         let (vocab_size, end_tokens) = (self.vocab_size, &self.end_tokens[..]);
         let generation = &mut self.choices[choice as usize];
         generation.matched = matched;
@@ -378,6 +385,13 @@ impl ActiveRequest {
         }
     }
 
+    /// Takes the vector of the prompt, which is the answer.
+    pub fn set_vector(&mut self, vector: &[f32]) {
+        for generation in &mut self.choices {
+            generation.vector = Some(vector.to_vec());
+        }
+    }
+
     /// Converts the request into its output.
     pub fn into_output(self) -> Output {
         let completion_tokens = self.choices.iter().map(|generation| generation.tokens.len()).sum();
@@ -387,6 +401,7 @@ impl ActiveRequest {
             text: generation.text.into_text(),
             finish_reason: generation.finish_reason.unwrap_or(FinishReason::Failed),
             logprobs: generation.logprobs,
+            vector: generation.vector,
         });
         Output {
             choices: choices.collect(),

@@ -72,6 +72,7 @@ impl Engine {
             cancelled: self.cancelled.clone(),
             deadlines: self.deadlines.clone(),
             logits: Logits::default(),
+            hidden: Vec::new(),
             scratch: Scratch::default(),
             undecided: Vec::new(),
             untimed: Default::default(),

@@ -36,6 +36,8 @@ pub struct EngineConfig {
     /// Most drafts of a sequence in a step: tokens that may follow its newest one, computed with it where that pays. 0 for
     /// none. Needs [`Engine::record_time`](super::Engine::record_time).
     pub draft_tokens: usize,
+    /// Whether the model embeds prompts instead of continuing them.
+    pub embeds: bool,
 }
 
 impl EngineConfig {
@@ -52,6 +54,7 @@ impl EngineConfig {
             rows: RowTarget::for_format(Format::I2S),
             wait_limit: Duration::from_millis(10),
             draft_tokens: 8,
+            embeds: false,
         }
     }
 }

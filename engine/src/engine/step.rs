@@ -51,10 +51,9 @@ impl Engine {
                 .pace
                 .limits(self.scheduler.decoding(Some(true)), self.scheduler.decoding(Some(false)));
         }
-        match report.limits == StepLimits::default() {
-            true => self.propose_drafts(),
-            false => self.scheduler.propose(|_, _, _| {}),
-        }
+        // A limited step has no room for tokens that may turn out to be wrong.
+        let certain_only = report.limits != StepLimits::default();
+        self.propose_drafts(certain_only);
         let (mut plan, mut copied) = (std::mem::take(&mut self.plan), Ok(()));
         self.scheduler.plan(report.limits, &mut plan, |from, to| {
             if copied.is_ok() {
@@ -69,14 +68,16 @@ impl Engine {
         self.plan = plan;
     }
 
-    fn propose_drafts(&mut self) {
+    /// Proposes tokens that may follow, or with `certain_only` those that must.
+    fn propose_drafts(&mut self, certain_only: bool) {
         let Some(drafts) = &mut self.drafts else { return };
         drafts.begin(self.scheduler.decoding(None));
         let active = &mut self.active;
         let limits = (self.config.draft_tokens, self.backend.draws_tokens());
         self.scheduler.propose(|id, tokens, proposed| {
             if let Some(request) = active.get_mut(&RequestId(id.request)) {
-                request.propose(id.choice, tokens, drafts, limits, proposed);
+                let choice = (id.choice, tokens);
+                request.propose(choice, drafts, limits, certain_only, proposed);
             }
         });
     }
@@ -98,7 +99,10 @@ impl Engine {
         match copied.and_then(|()| self.run(plan, report)) {
             Ok(()) => {
                 self.scheduler.commit(plan);
-                self.sample_all(plan, report);
+                match self.config.embeds {
+                    true => self.embed_all(plan, report),
+                    false => self.sample_all(plan, report),
+                }
             }
             Err(error) => self.fail_step(plan, error, report),
         }
@@ -180,6 +184,9 @@ impl Engine {
         self.counters.steps += 1;
         self.counters.prefill_tokens += report.prefill_tokens as u64;
         self.counters.decode_tokens += report.decode_tokens as u64;
+        if self.config.embeds {
+            return self.run_hidden(plan);
+        }
         let (scheduler, active) = (&self.scheduler, &self.active);
         let mut metadata = std::mem::take(&mut self.metadata).emptied();
         for planned in plan.chunks.iter().filter(|planned| planned.samples) {

@@ -92,7 +92,7 @@ pub fn answer(text: &str) -> Outcome {
             cached_tokens: 0,
             reasoning_tokens: 0,
         },
-        tokenized: None,
+        ..Completion::default()
     })
 }
 

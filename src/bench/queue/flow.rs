@@ -188,7 +188,7 @@ impl Bench {
                 cached_tokens: 0,
                 reasoning_tokens: 0,
             },
-            tokenized: None,
+            ..Completion::default()
         })
     }
 

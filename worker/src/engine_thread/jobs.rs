@@ -165,6 +165,7 @@ fn cancelled() -> Output {
         text: String::new(),
         finish_reason: FinishReason::Cancelled,
         logprobs: None,
+        vector: None,
     };
     Output { choices: vec![choice], ..Output::default() }
 }

@@ -50,8 +50,8 @@ impl NewBatch {
             |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
         let (input, endpoint) = (required("input_file_id")?, required("endpoint")?);
         let window = required("completion_window")?;
-        if ![Endpoint::Chat, Endpoint::Completions].map(Endpoint::as_str).contains(&&*endpoint) {
-            let message = "endpoint must be '/v1/chat/completions' or '/v1/completions'";
+        if Endpoint::of_batch(&endpoint).is_none() {
+            let message = format!("endpoint must be {}", Endpoint::batch_paths());
             return Err(ApiError::invalid_value("endpoint", message));
         }
         let within = duration(&window).ok_or_else(|| {

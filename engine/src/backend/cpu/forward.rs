@@ -65,7 +65,7 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
     }
 
     fn vocab_size(&self) -> usize {
-        self.weights.head.vocab_size()
+        self.weights.config().vocab_size
     }
 
     fn block_count(&self) -> usize {

@@ -56,7 +56,6 @@ impl Rows {
 pub struct Head {
     rows: Rows,
     screen: Option<Screen>,
-    vocab_size: usize,
     hidden_size: usize,
 }
 
@@ -74,14 +73,13 @@ impl Head {
         };
         let packed = PackedMatrix::pack_matrix(format, &matrix)
             .expect("the reader returns trits of the stated shape");
-        let (vocab_size, hidden_size) = (matrix.rows, matrix.cols);
-        Ok(Self { rows: Rows::Ternary(packed), screen: None, vocab_size, hidden_size })
+        Ok(Self { rows: Rows::Ternary(packed), screen: None, hidden_size: matrix.cols })
     }
 
     /// Returns the head of a model that has none.
     fn absent(model: &Model) -> Self {
         let hidden_size = model.config().hidden_size;
-        Self { rows: Rows::Absent, screen: None, vocab_size: 0, hidden_size }
+        Self { rows: Rows::Absent, screen: None, hidden_size }
     }
 
     /// Copies a matrix; calls `release` after each [`COPY_BYTES`] read.
@@ -91,7 +89,7 @@ impl Head {
             HeadMode::Exact | HeadMode::Full => Rows::copied(dense, release),
         };
         let screen = (mode == HeadMode::Exact).then(|| Screen::from_dense(dense)).flatten();
-        Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
+        Self { rows, screen, hidden_size: dense.cols }
     }
 
     /// Writes the buffers that hold the head, but for rows that are as in the model file.
@@ -127,12 +125,7 @@ impl Head {
         if is_ternary {
             let shape = (vocab_size, hidden_size);
             let matrix = PackedMatrix::from_buffers(format, shape, group, |len| from.aligned(len));
-            return Ok(Self {
-                rows: Rows::Ternary(matrix?),
-                screen: None,
-                vocab_size,
-                hidden_size,
-            });
+            return Ok(Self { rows: Rows::Ternary(matrix?), screen: None, hidden_size });
         }
         let rows = match mode {
             HeadMode::Q8 => {
@@ -143,7 +136,7 @@ impl Head {
         };
         let is_screened = mode == HeadMode::Exact;
         let screen = if is_screened { Screen::read(dense, from)? } else { None };
-        Ok(Self { rows, screen, vocab_size, hidden_size })
+        Ok(Self { rows, screen, hidden_size })
     }
 
     /// Returns the memory in bytes that [`Self::load`] would take. `group` is that of a ternary head.
@@ -174,11 +167,6 @@ impl Head {
             Rows::Ternary(matrix) => Some(matrix),
             Rows::Stored { .. } | Rows::Int8 { .. } | Rows::Absent => None,
         }
-    }
-
-    /// Returns the number of rows of the matrix.
-    pub fn vocab_size(&self) -> usize {
-        self.vocab_size
     }
 
     /// Returns the memory in bytes.

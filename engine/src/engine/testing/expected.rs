@@ -51,5 +51,5 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
     };
     let stopped = text.finish(tokens.len() >= params.min_tokens);
     let finish_reason = if stopped { FinishReason::Stop } else { finish_reason };
-    Choice { index, tokens, text: text.into_text(), finish_reason, logprobs: None }
+    Choice { index, tokens, text: text.into_text(), finish_reason, logprobs: None, vector: None }
 }

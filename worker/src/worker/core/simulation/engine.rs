@@ -118,8 +118,14 @@ impl Engine {
 }
 
 fn ended(held: ClaimRef, finish_reason: FinishReason) -> Report {
-    let choice =
-        Choice { index: 0, tokens: vec![1], text: "a".to_owned(), finish_reason, logprobs: None };
+    let choice = Choice {
+        index: 0,
+        tokens: vec![1],
+        text: "a".to_owned(),
+        finish_reason,
+        logprobs: None,
+        vector: None,
+    };
     let output =
         Output { choices: vec![choice], prompt_tokens: 1, completion_tokens: 1, cached_tokens: 0 };
     Report::Ended(held, End::Finished(output))
