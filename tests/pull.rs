@@ -162,7 +162,7 @@ fn list_has_models_with_sizes_that_follow_from_their_shapes() {
             let (rows, cols) = shape.linear_shape(linear);
             (rows * cols) as f64
         };
-        let linears: f64 = Linear::ALL.into_iter().map(linear).sum();
+        let linears: f64 = Linear::OF_ATTENTION.into_iter().map(linear).sum();
         let packed = linears * shape.layer_count as f64 / 4.0;
         let table = (shape.vocab_size * shape.hidden_size) as f64;
         // A separate head has its 8-bit copy; the embedding stays in the file's pages.

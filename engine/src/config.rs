@@ -101,6 +101,75 @@ pub enum Pooling {
 
 names!(Pooling, "pooling", LastToken = "last");
 
+/// The recurrent layers of a hybrid model: Gated DeltaNet (Yang, Kautz and Hatamizadeh 2025; transformers' `Qwen3_5`). A sequence has
+/// a state of one size in each of them, whatever its length.
+///
+/// Value heads are in the order of folders: head `h` belongs to key head `h / (value_heads / key_heads)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct DeltaNet {
+    /// Of so many layers the last one has attention, and all others are recurrent.
+    pub attention_interval: usize,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, each with a state; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Elements of a head of queries, keys and values; a multiple of 16.
+    pub head_dim: usize,
+    /// Whether the matrices of decay and learning rate are dense instead of ternary.
+    pub dense_rates: bool,
+}
+
+impl DeltaNet {
+    /// Inputs of the convolution of a channel: the current one and those before it.
+    pub const TAPS: usize = 4;
+
+    /// Elements of all value heads.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.head_dim
+    }
+
+    /// Elements of all heads of queries, or of keys.
+    pub fn keys(&self) -> usize {
+        self.key_heads * self.head_dim
+    }
+
+    /// Channels of the convolution: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// Value heads of a key head.
+    pub fn group(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Elements of a sequence's state in a layer: the newest inputs of the convolution, and a matrix for each value head.
+    pub fn state_len(&self) -> usize {
+        (Self::TAPS - 1) * self.channels() + self.value_heads * self.head_dim * self.head_dim
+    }
+}
+
+/// A tensor of a recurrent layer beside linears and norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeltaTensor {
+    /// Rate of the decay of each value head, negative. // (value_heads,)
+    Decay,
+    /// Added to what the input says of the decay. // (value_heads,)
+    DecayBias,
+    /// Weights of the convolution, the current input last. // (TAPS, channels)
+    Convolution,
+    /// Matrix of the decay, of models with `dense_rates`. // (value_heads, hidden)
+    DecayRate,
+    /// Matrix of the learning rate, of models with `dense_rates`. // (value_heads, hidden)
+    LearningRate,
+}
+
+impl DeltaTensor {
+    /// All, those of dense rates last.
+    pub const ALL: [Self; 5] =
+        [Self::Decay, Self::DecayBias, Self::Convolution, Self::DecayRate, Self::LearningRate];
+}
+
 /// Constant factors of MiniCPM models (maximal update parametrization, Hu et al. 2024, section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Multipliers {
@@ -182,6 +251,12 @@ pub struct ModelConfig {
     /// Constant factors of embedding, blocks and logits.
     #[serde(skip_serializing_if = "Multipliers::is_none")]
     pub multipliers: Multipliers,
+    /// Elements at the start of a head that RoPE turns, if not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rotary_dim: Option<usize>,
+    /// Recurrent layers. The attention of such models has a gate: each head of Q has its query and then as many gate elements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delta_net: Option<DeltaNet>,
     /// Of models that embed texts and generate none. They have no head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
@@ -193,7 +268,7 @@ pub struct ModelConfig {
     pub eos_tokens: Vec<u32>,
 }
 
-/// The seven ternary linears of a layer.
+/// The ternary linears of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Linear {
@@ -211,12 +286,38 @@ pub enum Linear {
     Up,
     /// `[hidden, intermediate]`
     Down,
+    /// Queries, keys and values of a recurrent layer. `[channels, hidden]`
+    DeltaInput,
+    /// Gate of what a recurrent layer reads. `[values, hidden]`
+    DeltaGate,
+    /// `[value_heads, hidden]`
+    DecayRate,
+    /// `[value_heads, hidden]`
+    LearningRate,
+    /// `[hidden, values]`
+    DeltaOutput,
 }
 
 impl Linear {
-    /// All linears, in the order of the forward pass.
-    pub const ALL: [Self; 7] =
+    /// The linears of a layer with attention, in the order of the forward pass.
+    pub const OF_ATTENTION: [Self; 7] =
         [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
+
+    /// The linears of a recurrent layer, in the order of the forward pass.
+    const OF_DELTA_NET: [Self; 8] = [
+        Self::DeltaInput,
+        Self::DeltaGate,
+        Self::DecayRate,
+        Self::LearningRate,
+        Self::DeltaOutput,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
+
+    /// The same if the rates are dense.
+    const WITH_DENSE_RATES: [Self; 6] =
+        [Self::DeltaInput, Self::DeltaGate, Self::DeltaOutput, Self::Gate, Self::Up, Self::Down];
 }
 
 /// The norms of a model; `usize` is the layer.
@@ -236,6 +337,8 @@ pub enum Norm {
     FeedForwardSub(usize),
     /// In front of one ternary linear, `[in]` (with `linear_norm_eps`).
     Linear(usize, Linear),
+    /// Of what a recurrent layer reads, for each value head, `[head_dim]` of these.
+    Delta(usize),
     /// Before the head, `[hidden]`.
     Final,
 }
@@ -254,16 +357,60 @@ impl ModelConfig {
         self.rms_norm_eps / (self.multipliers.residual * self.multipliers.residual)
     }
 
+    /// Returns the recurrent part of a layer; `None` if it has attention.
+    pub fn delta_layer(&self, layer: usize) -> Option<&DeltaNet> {
+        let delta = self.delta_net.as_ref();
+        delta.filter(|delta| !(layer + 1).is_multiple_of(delta.attention_interval))
+    }
+
+    /// Returns the ternary linears of a layer, in the order of the forward pass.
+    pub fn linears(&self, layer: usize) -> &'static [Linear] {
+        match self.delta_layer(layer) {
+            None => &Linear::OF_ATTENTION,
+            Some(delta) if delta.dense_rates => &Linear::WITH_DENSE_RATES,
+            Some(_) => &Linear::OF_DELTA_NET,
+        }
+    }
+
+    /// Returns the number of layers with attention before a layer.
+    pub fn attention_layers_before(&self, layer: usize) -> usize {
+        self.delta_net.map_or(layer, |delta| layer / delta.attention_interval)
+    }
+
+    /// Returns the number of layers with attention.
+    pub fn attention_layers(&self) -> usize {
+        self.attention_layers_before(self.layer_count)
+    }
+
+    /// Returns the number of elements at the start of a head that RoPE turns.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim.unwrap_or(self.head_dim)
+    }
+
+    /// Returns the elements of a sequence's state in all recurrent layers.
+    pub fn state_len(&self) -> usize {
+        let layers = self.layer_count - self.attention_layers();
+        self.delta_net.map_or(0, |delta| layers * delta.state_len())
+    }
+
     /// Returns the rows and columns (`out`, `in`) of a ternary linear.
     pub fn linear_shape(&self, linear: Linear) -> (usize, usize) {
         let heads = self.head_count * self.head_dim;
         let kv = self.kv_head_count * self.head_dim;
+        let delta = |of: fn(&DeltaNet) -> usize| self.delta_net.as_ref().map_or(0, of);
         match linear {
+            Linear::Q if self.delta_net.is_some() => (2 * heads, self.hidden_size),
             Linear::Q => (heads, self.hidden_size),
             Linear::K | Linear::V => (kv, self.hidden_size),
             Linear::O => (self.hidden_size, heads),
             Linear::Gate | Linear::Up => (self.intermediate_size, self.hidden_size),
             Linear::Down => (self.hidden_size, self.intermediate_size),
+            Linear::DeltaInput => (delta(DeltaNet::channels), self.hidden_size),
+            Linear::DeltaGate => (delta(DeltaNet::values), self.hidden_size),
+            Linear::DecayRate | Linear::LearningRate => {
+                (delta(|delta| delta.value_heads), self.hidden_size)
+            }
+            Linear::DeltaOutput => (self.hidden_size, delta(DeltaNet::values)),
         }
     }
 }

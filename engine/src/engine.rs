@@ -115,7 +115,8 @@ impl Engine {
         let limits = Limits {
             max_sequences: config.max_sequences,
             token_budget: config.token_budget,
-            prefix_cache: config.prefix_cache,
+            prefix_cache: config.prefix_cache && !config.recurrent,
+            recurrent: config.recurrent,
             block_ahead: backend.as_asynchronous().is_some_and(|backend| backend.decodes_ahead()),
             stall_limit: config.stall_limit,
         };
@@ -128,7 +129,7 @@ impl Engine {
             scheduler,
             plan: Plan::default(),
             pace: Pace::new(config.step_target, config.rows),
-            drafts: (config.draft_tokens > 0).then(Drafts::default),
+            drafts: (config.draft_tokens > 0 && !config.recurrent).then(Drafts::default),
             stored: None,
             active: BTreeMap::new(),
             next_request: 0,
@@ -157,7 +158,7 @@ impl Engine {
     /// If the engine had requests before.
     pub fn use_disk(&mut self, disk: BlockTiers) {
         assert_eq!(self.next_request, 0, "blocks that hold something keep it");
-        if !self.config.prefix_cache {
+        if !self.config.prefix_cache || self.config.recurrent {
             return;
         }
         let most = READY_BYTES / self.backend.block_bytes().max(1);

@@ -43,6 +43,12 @@ pub enum LoadError {
         /// Name of the model.
         model: String,
     },
+    /// GPUs have no models with recurrent layers.
+    #[error("models with recurrent layers run on the processor only, not on cuda:{ordinal}")]
+    RecurrentOnGpu {
+        /// The GPU.
+        ordinal: usize,
+    },
     /// GPUs have no embedding models.
     #[error("embedding models run on the processor only, not on cuda:{ordinal}")]
     EmbedsOnGpu {
@@ -142,7 +148,18 @@ impl EngineOptions {
     /// Returns the number of KV blocks for a model on the processor; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
-        self.blocks_within(model, self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT), block_bytes)
+        let states = (self.slots(model) * state_bytes(model)) as u64;
+        let bytes = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT).saturating_sub(states);
+        self.blocks_within(model, bytes, block_bytes)
+    }
+
+    /// Returns the number of sequences that may run at once: of models with recurrent layers, no more than have their states in half of
+    /// the memory of the KV cache; at least one.
+    pub fn slots(&self, model: &Model) -> usize {
+        let bytes = state_bytes(model) as u64;
+        let half = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT) / 2;
+        let fitting = half.checked_div(bytes).map_or(usize::MAX, |count| count as usize);
+        self.max_sequences.min(fitting).max(1)
     }
 
     /// KV blocks for a model on a GPU: as many as the sequences can use, limited by memory.
@@ -163,6 +180,11 @@ impl EngineOptions {
     }
 }
 
+/// Returns the bytes of a sequence's state in the recurrent layers of a model.
+pub(crate) fn state_bytes(model: &Model) -> usize {
+    size_of::<f32>() * model.config().state_len()
+}
+
 /// Loads a model's weights on the device of the options; only the closure of that device is called.
 fn load(
     model: &Arc<Model>,
@@ -173,14 +195,28 @@ fn load(
     let model = Arc::clone(model);
     let EngineOptions { kv, head, format, activations, packed_cache, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
+        if model.config().delta_net.is_some() {
+            return Err(LoadError::RecurrentOnGpu { ordinal });
+        }
         let (blocks, kernels, disabled) = (of_gpu(), options.gpu_kernels, options.gpu_disabled);
         let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels, disabled };
         return Ok(cuda::load(model, options)?);
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
     let node = options.device.memory_node();
-    let options =
-        CpuOptions { format, isa, threads, kv, head, activations, node, block_count, packed_cache };
+    let slots = options.slots(&model);
+    let options = CpuOptions {
+        format,
+        isa,
+        threads,
+        kv,
+        head,
+        activations,
+        node,
+        block_count,
+        slots,
+        packed_cache,
+    };
     Ok(cpu::load(model, options)?)
 }
 
@@ -212,7 +248,8 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     let of_cpu = || options.block_count(model);
     let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
-    let EngineOptions { max_sequences, step_target, wait_limit, .. } = *options;
+    let EngineOptions { step_target, wait_limit, .. } = *options;
+    let max_sequences = options.slots(model);
     let draft_tokens = if embeds { 0 } else { options.draft_tokens };
     let config = EngineConfig {
         max_sequences,
@@ -222,6 +259,7 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         draft_tokens,
         token_budget: backend.step_rows(),
         embeds,
+        recurrent: model.config().delta_net.is_some(),
         ..EngineConfig::new(context_length)
     };
     let eos_tokens = model.config().eos_tokens.clone();

@@ -171,6 +171,7 @@ impl Sequences {
             let start = rows.start.max(origin) - origin;
             let end = rows.end.min(origin + length) - origin;
             Chunk {
+                slot: 0,
                 tokens: &self.tokens[start..end],
                 position: start,
                 blocks: &self.tables[sequence],
@@ -183,6 +184,7 @@ impl Sequences {
     /// Returns the chunks of one decode step.
     pub(crate) fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
         let chunk = |blocks| Chunk {
+            slot: 0,
             tokens: &self.tokens[position..=position],
             position,
             blocks,

@@ -21,7 +21,7 @@ use alphabet::Alphabet;
 pub(crate) use charsmap::Charsmap;
 pub use charsmap::CharsmapError;
 pub use config::{AddedToken, TokenizerConfig};
-pub(crate) use description::{LLAMA3_REGEX, QWEN2_REGEX};
+pub(crate) use description::{LLAMA3_REGEX, QWEN2_REGEX, QWEN35_REGEX};
 use description::{
     Merge, TokenizerJson, Vocab, is_bytes_only, named_pre_tokenizer, split_patterns,
 };

@@ -19,7 +19,7 @@ fn check_weights(model: &Model, cases: &Value, expected_name: impl Fn(usize, Lin
     let config = model.config();
     assert_eq!(unpacked.len(), config.layer_count * 7);
     for layer in 0..config.layer_count {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let name = expected_name(layer, linear);
             let matrix = model.ternary(layer, linear).unwrap();
             let expected = &unpacked[&name];

@@ -35,7 +35,7 @@ fn small(dir: &TempDir) -> Model {
 /// Reads everything a loader would read.
 fn read_all(model: &Model) {
     for layer in 0..model.config().layer_count {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let _ = model.ternary(layer, linear);
             let _ = model.bias(layer, linear);
         }

@@ -204,7 +204,7 @@ fn golden_files_of_other_families_are_refused_by_what_they_need() {
         assert!(names.iter().all(|name| message.contains(name)), "{message}");
     };
     let rotated = "qwen35-rotated-tiny/qwen35-rotated-tiny-q2_0.gguf";
-    refusal(rotated, &["general.architecture = qwen35", "Gated DeltaNet"]);
+    refusal(rotated, &["prism.hadamard.", "Hadamard"]);
     let embedding = "bitnet-embedding-tiny/bitnet-embedding-tiny-i2_s.gguf";
     // Without the key of the pooling, a plain Qwen3 by its header; another pooling is not computed.
     let mut file = RawGguf::read(&golden(embedding));
@@ -219,17 +219,12 @@ fn golden_files_of_other_families_are_refused_by_what_they_need() {
     for (name, need) in [("maple", "experts"), ("qwen35moe", "DeltaNet"), ("gemma3", "windows")] {
         all_refused(&[name, need], |file| file.set_text("general.architecture", name));
     }
-    all_refused(&["general.architecture = gpt2", "bitnet, llama, minicpm and qwen3"], |file| {
+    all_refused(&["general.architecture = gpt2", "bitnet, llama, minicpm, qwen3 and"], |file| {
         file.set_text("general.architecture", "gpt2");
     });
-    for (folder, names) in [
-        ("qwen35-tiny", ["model_type = \"qwen3_5_text\"", "Gated DeltaNet"]),
-        ("maple-tiny", ["model_type = \"maple\"", "experts"]),
-    ] {
-        let config = std::fs::read(golden(folder).join("config.json")).unwrap();
-        let message = hf_config::parse(&config).unwrap_err().to_string();
-        assert!(names.iter().all(|name| message.contains(name)), "{message}");
-    }
+    let config = std::fs::read(golden("maple-tiny/config.json")).unwrap();
+    let message = hf_config::parse(&config).unwrap_err().to_string();
+    assert!(message.contains("model_type = \"maple\"") && message.contains("experts"), "{message}");
 }
 
 #[test]

@@ -125,7 +125,10 @@ fn factors_and_divisors_are_read() {
     assert!(config.group_scales && !config.ternary_tables);
     let llama = open("llama-tq2_0").config().clone();
     assert!(llama.group_scales && llama.multipliers.is_none());
-    assert_eq!((llama.linear_biases, &config.linear_biases), (Linear::ALL.to_vec(), &vec![]));
+    assert_eq!(
+        (llama.linear_biases, &config.linear_biases),
+        (Linear::OF_ATTENTION.to_vec(), &vec![])
+    );
 }
 
 /// The numbers are those of the `gguf` package.
@@ -182,7 +185,7 @@ fn write_folder(model: &Model, folder: &Path) {
         add(name, "F32", &[weights.len()], &bytes);
     }
     for layer in 0..config.layer_count {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let matrix = model.ternary(layer, linear).unwrap();
             let groups = matrix.groups.unwrap();
             let weight = |(at, trit): (usize, &i8)| {
@@ -195,7 +198,7 @@ fn write_folder(model: &Model, folder: &Path) {
         }
     }
     for layer in 0..config.layer_count {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let Some(bias) = model.bias(layer, linear).unwrap() else { continue };
             let bytes: Vec<u8> = bias.iter().flat_map(|element| element.to_le_bytes()).collect();
             let name = format!("model.layers.{layer}.{}.bias", hf_module(linear));

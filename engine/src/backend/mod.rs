@@ -67,6 +67,9 @@ pub struct Chunk<'a> {
     pub blocks: &'a [BlockId],
     /// Positions that logits are requested for.
     pub logits: LogitsFor<'a>,
+    /// Where models with recurrent layers keep the sequence's state: another place for each sequence that runs. A chunk at position
+    /// 0 begins with an empty one.
+    pub slot: u32,
 }
 
 /// A step failed. Its sequences fail; the engine continues.
@@ -99,6 +102,14 @@ pub enum StepError {
     SharedBlock {
         /// The block.
         block: BlockId,
+    },
+    /// A chunk's place for the state of its sequence does not exist, or another chunk has it.
+    #[error("state {slot} of {slots} cannot be used by a chunk")]
+    BadSlot {
+        /// The place.
+        slot: u32,
+        /// Number of places.
+        slots: usize,
     },
     /// The device reported an error.
     #[error("device failure: {0}")]

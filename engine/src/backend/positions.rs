@@ -40,6 +40,24 @@ pub(super) fn check(
     check_writes(chunks, block_count, written)
 }
 
+/// Checks that every chunk has a place of its own for the state of its sequence. `used` is scratch.
+pub(super) fn check_slots(
+    chunks: &[Chunk<'_>],
+    slots: usize,
+    used: &mut Vec<u64>,
+) -> Result<(), StepError> {
+    used.clear();
+    used.resize(slots.div_ceil(64), 0);
+    for &Chunk { slot, .. } in chunks {
+        let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
+        if slot as usize >= slots || used[word] & bit != 0 {
+            return Err(StepError::BadSlot { slot, slots });
+        }
+        used[word] |= bit;
+    }
+    Ok(())
+}
+
 /// Rejects steps in which the order of chunks matters: backends run them in parallel.
 fn check_writes(
     chunks: &[Chunk<'_>],
@@ -105,7 +123,7 @@ impl<'a> LogitsFor<'a> {
 /// The rotation of positions (RoPE).
 #[derive(Debug, Clone)]
 pub(super) struct Rope {
-    /// `theta^(−2j / head_dim)`, scaled. // (head_dim / 2)
+    /// `theta^(−2j / rotary_dim)`, scaled. // (rotary_dim / 2)
     pub(super) frequencies: Vec<f32>,
     /// Factor of cosines and sines.
     factor: f32,
@@ -115,14 +133,14 @@ impl Rope {
     /// Returns the rotation of a model, with frequencies as the reference computes them: the power rounded to f32, then
     /// inverted; and scaled.
     pub fn from_config(config: &ModelConfig) -> Self {
-        let (theta, dim) = (f64::from(config.rope_theta), config.head_dim);
+        let (theta, dim) = (f64::from(config.rope_theta), config.rotary_dim());
         let power = |j| math::pow(theta, f64::from((2 * j) as f32 / dim as f32)) as f32;
         let powers: Vec<f32> = (0..dim / 2).map(power).collect();
         let (frequencies, factor) = rope_scaling::frequencies(&powers, config);
         Self { frequencies, factor }
     }
 
-    /// Cosines, then sines, of a position's angles. // (2, head_dim / 2)
+    /// Cosines, then sines, of a position's angles. // (2, rotary_dim / 2)
     pub fn rotation(&self, position: usize, out: &mut [f32]) {
         let (cos, sin) = out.split_at_mut(self.frequencies.len());
         for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.frequencies) {
@@ -147,7 +165,7 @@ mod tests {
                 .zip(&tables)
                 .map(|(&(position, tokens, _), blocks)| {
                     let tokens = &[1; 64][..tokens];
-                    Chunk { tokens, position, blocks, logits: LogitsFor::Last }
+                    Chunk { tokens, position, blocks, logits: LogitsFor::Last, slot: 0 }
                 })
                 .collect();
             match check_writes(&chunks, 100, &mut vec![1; 3]) {

@@ -25,6 +25,9 @@ pub enum ForkError {
         /// Its id.
         id: RequestId,
     },
+    /// States of recurrent layers are not copied.
+    #[error("engines of models with recurrent layers cannot be forked")]
+    Recurrent,
     /// The engine is full. Try again when a request has finished.
     #[error("engine already holds {requests} requests")]
     Full {
@@ -50,8 +53,12 @@ impl Engine {
     /// [`Fork::Deep`]: the fork has KV storage, threads and buffers of its own, and copies of all blocks with contents.
     ///
     /// # Errors
-    /// [`ForkError::Copy`], only for a deep fork: on a GPU it is not supported.
+    /// [`ForkError::Copy`], only for a deep fork: on a GPU it is not supported. [`ForkError::Recurrent`] if the model has recurrent
+    /// layers.
     pub fn fork(&self, kind: Fork) -> Result<Self, ForkError> {
+        if self.config.recurrent {
+            return Err(ForkError::Recurrent);
+        }
         let (scheduler, backend) = match kind {
             Fork::Shared => (self.scheduler.fork_shared(), self.backend.clone()),
             Fork::Deep => self.scheduler.fork_deep(|blocks| self.backend.copied(blocks))?,

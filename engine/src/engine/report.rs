@@ -38,6 +38,9 @@ pub struct EngineConfig {
     pub draft_tokens: usize,
     /// Whether the model embeds prompts instead of continuing them.
     pub embeds: bool,
+    /// Whether the model has recurrent layers. Then blocks are not reused, nor are there drafts: both would need states of earlier
+    /// positions.
+    pub recurrent: bool,
 }
 
 impl EngineConfig {
@@ -55,6 +58,7 @@ impl EngineConfig {
             wait_limit: Duration::from_millis(10),
             draft_tokens: 8,
             embeds: false,
+            recurrent: false,
         }
     }
 }

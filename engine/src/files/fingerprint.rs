@@ -16,13 +16,13 @@ use crate::{
 ///
 /// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
-///    norms, tied head, the linears with biases and the multipliers if there are some, the sorted end tokens, and the scaling of RoPE if there
+///    norms, tied head, the recurrent layers, the linears with biases and the multipliers if there are some, the sorted end tokens, and the scaling of RoPE if there
 ///    is one (context length and names are left out);
 /// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
-/// 3. per layer and linear (`Linear::ALL`): rows, columns, trits in row-major 2-bit codes
+/// 3. per layer and linear (`Linear::OF_ATTENTION`): rows, columns, trits in row-major 2-bit codes
 ///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
 ///    f32 bits; or, for scales of groups, the size of a group and the f16 bits of every scale;
-/// 4. every norm in the order of the forward pass, as f32, and then every bias;
+/// 4. every norm in the order of the forward pass, as f32, then every bias, and then the other tensors of recurrent layers;
 /// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows; or
 ///    as in 3 if they are ternary.
 ///
@@ -128,6 +128,15 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
     if let Some(pooling) = config.pooling {
         hasher.update(b"pooling");
         hasher.update(pooling.name().as_bytes());
+    }
+    if let Some(delta) = &config.delta_net {
+        hasher.update(b"delta_net");
+        let sizes = [delta.attention_interval, delta.key_heads, delta.value_heads, delta.head_dim];
+        sizes.iter().for_each(|size| {
+            hasher.update(&(*size as u64).to_le_bytes());
+        });
+        hasher.update(&[u8::from(delta.dense_rates)]);
+        hasher.update(&(config.rotary_dim() as u64).to_le_bytes());
     }
     for linear in &config.linear_biases {
         hasher.update(b"bias");

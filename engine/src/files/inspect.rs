@@ -7,9 +7,9 @@ use super::{
     fingerprint::Fingerprint,
     model::Model,
     parts::TensorInfo,
-    roles::{biases, norm_len},
+    roles::{biases, delta_shape, delta_tensors, linears, norm_len},
 };
-use crate::config::{Linear, ModelConfig};
+use crate::config::ModelConfig;
 
 /// A description of a model file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -44,13 +44,16 @@ pub struct Inspection {
 /// As [`Model::fingerprint`].
 pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
     let config = model.config();
-    let per_layer: usize = Linear::ALL
-        .iter()
-        .map(|&linear| {
-            let (rows, cols) = config.linear_shape(linear);
-            rows * cols
-        })
-        .sum();
+    let weights = |(_, linear)| {
+        let (rows, cols) = config.linear_shape(linear);
+        rows * cols
+    };
+    let in_layers: usize = linears(config).map(weights).sum();
+    let elements = |(_, tensor)| {
+        let (rows, cols) = delta_shape(config, tensor);
+        rows * cols
+    };
+    let of_delta: usize = delta_tensors(config).map(elements).sum();
     let matrices = if config.tied_head { 1 } else { 2 };
     let norms: usize = model.norms().iter().map(|&norm| norm_len(config, norm)).sum();
     let biases: usize = biases(config).map(|(_, linear)| config.linear_shape(linear).0).sum();
@@ -63,8 +66,8 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
         container: model.container(),
         architecture: config.architecture.clone(),
         config: config.clone(),
-        ternary_parameter_count: (per_layer * config.layer_count + ternary_tables) as u64,
-        dense_parameter_count: (dense_tables + norms + biases) as u64,
+        ternary_parameter_count: (in_layers + ternary_tables) as u64,
+        dense_parameter_count: (dense_tables + norms + biases + of_delta) as u64,
         size_bytes: model.tensors().iter().map(|tensor| tensor.size_bytes).sum(),
         has_chat_template: model.chat_template().is_some(),
         token_count: (0..tokenizer.id_limit())

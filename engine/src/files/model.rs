@@ -16,11 +16,11 @@ use super::{
     fingerprint::{Fingerprint, FingerprintHasher},
     mmap::{Bytes, Source},
     parts::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor},
-    roles::{biases, half_split, linears, norms},
+    roles::{biases, delta_tensors, half_split, linears, norms},
 };
 use crate::{
     chat::ChatTemplate,
-    config::{Linear, ModelConfig, Norm},
+    config::{DeltaNet, DeltaTensor, Linear, ModelConfig, Norm},
     formats::TernaryMatrix,
     tokenizer::Tokenizer,
 };
@@ -90,15 +90,92 @@ impl Model {
     /// have different scales.
     ///
     /// # Panics
-    /// If `layer` is not below `config().layer_count`.
+    /// If `layer` is not below `config().layer_count`, or has no such linear.
     pub fn ternary(&self, layer: usize, linear: Linear) -> Result<TernaryMatrix, ModelError> {
-        self.decode(&self.parts.tensors.linears[layer][linear as usize])
+        let tensor = self.linear(layer, linear);
+        let mut matrix = self.decode(tensor)?;
+        let Some(delta) = self.tiled_heads() else { return Ok(matrix) };
+        let (keys, unit) = (2 * delta.keys(), delta.head_dim);
+        let tiled = |head| tiled_head(delta, head);
+        let row_of = |row: usize, unit: usize| tiled(row / unit) * unit + row % unit;
+        match linear {
+            Linear::DeltaInput => matrix.reorder_rows(|row| match row.checked_sub(keys) {
+                None => row,
+                Some(row) => keys + row_of(row, unit),
+            }),
+            Linear::DeltaGate => matrix.reorder_rows(|row| row_of(row, unit)),
+            Linear::DecayRate | Linear::LearningRate => matrix.reorder_rows(tiled),
+            Linear::DeltaOutput if !matrix.reorder_columns(unit, tiled) => {
+                let (value, of) = (unit as u64, matrix.groups.map_or(1, |g| g.size) as u64);
+                let problem = Problem::NotAMultiple { what: "width of a value head", value, of };
+                let offset = tensor.span.range.start as u64;
+                return Err(ModelError::bad_tensor(&tensor.name, offset, problem));
+            }
+            _ => {}
+        }
+        Ok(matrix)
+    }
+
+    fn linear(&self, layer: usize, linear: Linear) -> &TernaryTensor {
+        let place = self.config().linears(layer).iter().position(|of| *of == linear);
+        &self.parts.tensors.linears[layer][place.expect("a linear of the layer")]
+    }
+
+    /// Returns the heads of recurrent layers, if the file has them in another order than the forward pass.
+    fn tiled_heads(&self) -> Option<&DeltaNet> {
+        self.config().delta_net.as_ref().filter(|_| self.parts.tensors.hybrid.tiled)
+    }
+
+    /// Returns a tensor of a recurrent layer, widened to f32.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`] if the layer has none, [`ModelError::BadTensor`] if an element is infinite or not a
+    /// number.
+    pub fn delta(&self, layer: usize, tensor: DeltaTensor) -> Result<Vec<f32>, ModelError> {
+        let Some(found) = self.parts.tensors.delta.get(&(layer, tensor)) else {
+            return Err(ModelError::MissingTensor {
+                tensor: format!("{tensor:?} of layer {layer}"),
+            });
+        };
+        let mut values = self.finite(found)?;
+        if tensor == DeltaTensor::Decay && self.parts.tensors.hybrid.log_decay {
+            values.iter_mut().for_each(|rate| *rate = -(crate::math::exp(f64::from(*rate)) as f32));
+        }
+        if tensor == DeltaTensor::Decay && values.iter().any(|rate| *rate > 0.0) {
+            let offset = found.span.range.start as u64;
+            let problem = Problem::BadScale(values.into_iter().fold(0.0, f32::max));
+            return Err(ModelError::bad_tensor(&found.name, offset, problem));
+        }
+        if let Some(delta) = self.tiled_heads() {
+            let keys = 2 * delta.keys();
+            let width = found.cols;
+            let row_of = |head: usize| tiled_head(delta, head);
+            let reordered = |values: &[f32], first: usize, unit: usize| -> Vec<f32> {
+                let heads = (0..delta.value_heads).map(row_of);
+                let rows = heads.flat_map(|head| &values[first + head * unit..][..unit]);
+                values[..first].iter().chain(rows).copied().collect()
+            };
+            values = match tensor {
+                DeltaTensor::Decay | DeltaTensor::DecayBias => reordered(&values, 0, 1),
+                DeltaTensor::Convolution => {
+                    reordered(&values, keys * width, delta.head_dim * width)
+                }
+                DeltaTensor::DecayRate | DeltaTensor::LearningRate => reordered(&values, 0, width),
+            };
+        }
+        if tensor == DeltaTensor::Convolution {
+            // By channel in files, by tap here.
+            let (channels, taps) = (found.rows, found.cols);
+            let of_tap = |tap| (0..channels).map(move |channel| channel * taps + tap);
+            values = (0..taps).flat_map(of_tap).map(|at| values[at]).collect();
+        }
+        Ok(values)
     }
 
     /// Returns the inputs of the smallest groups that a matrix may have by its type in the file; [`Self::ternary`] may join
     /// pairs of them. `None` if its groups have no scales.
     pub(crate) fn group_min(&self, layer: usize, linear: Linear) -> Option<usize> {
-        match self.parts.tensors.linears[layer][linear as usize].packing {
+        match self.linear(layer, linear).packing {
             Packing::Grouped(dtype) => Some(dtype.group_min()),
             _ => None,
         }
@@ -147,7 +224,7 @@ impl Model {
     /// # Panics
     /// If `layer` is not below `config().layer_count`.
     pub fn ternary_name(&self, layer: usize, linear: Linear) -> &str {
-        &self.parts.tensors.linears[layer][linear as usize].name
+        &self.linear(layer, linear).name
     }
 
     /// Returns a norm's weights, widened to f32.
@@ -159,7 +236,11 @@ impl Model {
         let Some(tensor) = self.parts.tensors.norms.get(&norm) else {
             return Err(ModelError::MissingTensor { tensor: format!("{norm:?}") });
         };
-        self.finite(tensor)
+        let mut weights = self.finite(tensor)?;
+        if self.parts.tensors.hybrid.centred_norms && !matches!(norm, Norm::Delta(_)) {
+            weights.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        Ok(weights)
     }
 
     /// Returns the bias of a linear, widened to f32; `None` if it has none.
@@ -170,7 +251,7 @@ impl Model {
         let Some(tensor) = self.parts.tensors.biases.get(&(layer, linear)) else { return Ok(None) };
         let bias = self.finite(tensor)?;
         // In the order of the linear's rows.
-        let heads = self.parts.tensors.linears[layer][linear as usize].permuted_heads;
+        let heads = self.linear(layer, linear).permuted_heads;
         Ok(Some(match heads {
             Some(heads) => half_split(bias.len(), heads).map(|row| bias[row]).collect(),
             None => bias,
@@ -178,7 +259,7 @@ impl Model {
     }
 
     fn finite(&self, tensor: &DenseTensor) -> Result<Vec<f32>, ModelError> {
-        let mut values = vec![0f32; tensor.cols];
+        let mut values = vec![0f32; tensor.rows * tensor.cols];
         widen(tensor.dtype, self.bytes(&tensor.span), &mut values);
         if values.iter().any(|value| !value.is_finite()) {
             let offset = tensor.span.range.start as u64;
@@ -229,6 +310,9 @@ impl Model {
         for (layer, linear) in biases(config) {
             hasher.add_vector(&self.bias(layer, linear)?.unwrap_or_default());
         }
+        for (layer, tensor) in delta_tensors(config) {
+            hasher.add_vector(&self.delta(layer, tensor)?);
+        }
         hasher.add_table(self.ternary_embedding()?, self.embedding());
         if !config.tied_head {
             hasher.add_table(self.ternary_head()?, self.head());
@@ -255,14 +339,18 @@ impl Model {
     /// where each tensor lies and how it is stored.
     pub(crate) fn plan_digest(&self) -> [u8; 32] {
         let Parts { config, tensors, tokenizer, .. } = &self.parts;
-        let Tensors { linears, norms: by_norm, biases: by_linear, embedding, head } = tensors;
+        let Tensors { linears, norms: by_norm, biases: by_linear, delta, hybrid, embedding, head } =
+            tensors;
         let norms = norms(config);
         let norms = norms.iter().map(|norm| by_norm.get(norm));
         let biases = biases(config).map(|of| by_linear.get(&of));
-        let in_order: Vec<_> = norms.chain(biases).collect();
+        let of_delta = delta_tensors(config).map(|of| delta.get(&of));
+        let in_order: Vec<_> = norms.chain(biases).chain(of_delta).collect();
         let mut hasher = blake3::Hasher::new();
         hasher.update(&tokenizer.digest());
-        hasher.update(format!("{:?}", (config, linears, in_order, embedding, head)).as_bytes());
+        hasher.update(
+            format!("{:?}", (config, linears, in_order, hybrid, embedding, head)).as_bytes(),
+        );
         *hasher.finalize().as_bytes()
     }
 
@@ -294,4 +382,9 @@ impl Model {
 fn unpermute(matrix: &mut TernaryMatrix, heads: usize) {
     let order: Vec<usize> = half_split(matrix.rows, heads).collect();
     matrix.reorder_rows(|row| order[row]);
+}
+
+/// Returns where a file with tiled value heads has a head.
+fn tiled_head(delta: &DeltaNet, head: usize) -> usize {
+    head % delta.group() * delta.key_heads + head / delta.group()
 }

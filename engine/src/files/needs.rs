@@ -79,7 +79,7 @@ pub(crate) fn of_architecture(name: &str) -> &'static str {
     const DELTA_NET: &str = "its Gated DeltaNet layers are not in this build";
     const EXPERTS: &str = "its mixture of experts is not in this build";
     match name {
-        "qwen35" | "qwen3_5" | "qwen3_5_text" | "qwen3next" | "qwen3_next" => DELTA_NET,
+        "qwen3next" | "qwen3_next" => DELTA_NET,
         "qwen35moe" | "qwen3_5_moe" | "qwen3_5_moe_text" => {
             "its Gated DeltaNet layers and mixture of experts are not in this build"
         }
@@ -87,7 +87,7 @@ pub(crate) fn of_architecture(name: &str) -> &'static str {
         "qwen2moe" | "qwen2_moe" | "qwen3moe" | "qwen3_moe" | "mixtral" => EXPERTS,
         "gemma3" | "gemma3_text" => "its windows of attention and norms are not in this build",
         "clip" => "it holds a projector for images, not a language model",
-        _ => "this build knows bitnet, llama, minicpm and qwen3",
+        _ => "this build knows bitnet, llama, minicpm, qwen3 and qwen35",
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
-    config::{Linear, ModelConfig, Norm},
+    config::{DeltaTensor, Linear, ModelConfig, Norm},
     tokenizer::Tokenizer,
 };
 
@@ -64,13 +64,27 @@ impl From<DenseTensor> for TernaryTensor {
     }
 }
 
+/// How files of hybrid models differ from what the forward pass reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct HybridLayout {
+    /// Value heads are tiled: head `i * key_heads + k` of the file is head `k * group + i`.
+    pub tiled: bool,
+    /// The decay is stored as the logarithm of the negated rate.
+    pub log_decay: bool,
+    /// Norms, but for those of value heads, are stored less 1.
+    pub centred_norms: bool,
+}
+
 /// The tensors of a model, by role.
 #[derive(Debug)]
 pub(crate) struct Tensors {
-    /// Ternary linears, by layer and then in the order of [`Linear::ALL`].
+    /// Ternary linears, by layer and then in the order of [`ModelConfig::linears`].
     pub linears: Vec<Vec<TernaryTensor>>,
     pub norms: HashMap<Norm, DenseTensor>,
     pub biases: HashMap<(usize, Linear), DenseTensor>,
+    /// What recurrent layers have besides.
+    pub delta: HashMap<(usize, DeltaTensor), DenseTensor>,
+    pub hybrid: HybridLayout,
     pub embedding: DenseTensor,
     /// The head; `None` when it is the embedding.
     pub head: Option<DenseTensor>,

@@ -1,20 +1,22 @@
 //! The tensors that a configuration asks for, by role, and the order of their rows.
 
-use crate::config::{Linear, ModelConfig, Norm};
+use crate::config::{DeltaNet, DeltaTensor, Linear, ModelConfig, Norm};
 
 /// Returns the norms of a configuration, in the order of the forward pass.
 pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
     let mut norms = Vec::new();
     for layer in 0..config.layer_count {
         norms.extend([Norm::Attention(layer), Norm::FeedForward(layer)]);
-        if config.qk_norm {
+        if config.delta_layer(layer).is_some() {
+            norms.push(Norm::Delta(layer));
+        } else if config.qk_norm {
             norms.extend([Norm::Query(layer), Norm::Key(layer)]);
         }
         if config.sub_norms {
             norms.extend([Norm::AttentionSub(layer), Norm::FeedForwardSub(layer)]);
         }
         if config.linear_norm_eps.is_some() {
-            norms.extend(Linear::ALL.map(|linear| Norm::Linear(layer, linear)));
+            norms.extend(config.linears(layer).iter().map(|linear| Norm::Linear(layer, *linear)));
         }
     }
     norms.push(Norm::Final);
@@ -26,6 +28,7 @@ pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
     match norm {
         Norm::Attention(_) | Norm::FeedForward(_) | Norm::Final => config.hidden_size,
         Norm::Query(_) | Norm::Key(_) => config.head_dim,
+        Norm::Delta(_) => config.delta_net.map_or(0, |delta| delta.head_dim),
         Norm::AttentionSub(_) => config.head_count * config.head_dim,
         Norm::FeedForwardSub(_) => config.intermediate_size,
         Norm::Linear(_, linear) => config.linear_shape(linear).1,
@@ -33,8 +36,32 @@ pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
 }
 
 /// Returns the layer and linear of every ternary tensor, in the order of the forward pass.
-pub(crate) fn linears(config: &ModelConfig) -> impl Iterator<Item = (usize, Linear)> + use<> {
-    (0..config.layer_count).flat_map(|layer| Linear::ALL.map(|linear| (layer, linear)))
+pub(crate) fn linears(config: &ModelConfig) -> impl Iterator<Item = (usize, Linear)> + '_ {
+    let of_layer = |layer| config.linears(layer).iter().map(move |linear| (layer, *linear));
+    (0..config.layer_count).flat_map(of_layer)
+}
+
+/// Returns the layer and role of every other tensor of recurrent layers, in the order of the forward pass.
+pub(crate) fn delta_tensors(
+    config: &ModelConfig,
+) -> impl Iterator<Item = (usize, DeltaTensor)> + '_ {
+    (0..config.layer_count).flat_map(|layer| {
+        let delta = config.delta_layer(layer);
+        let count = delta.map_or(0, |delta| if delta.dense_rates { 5 } else { 3 });
+        DeltaTensor::ALL.into_iter().take(count).map(move |tensor| (layer, tensor))
+    })
+}
+
+/// Returns the rows and columns of a tensor of a recurrent layer in files; one row for a vector.
+pub(crate) fn delta_shape(config: &ModelConfig, tensor: DeltaTensor) -> (usize, usize) {
+    let Some(delta) = &config.delta_net else { return (0, 0) };
+    match tensor {
+        DeltaTensor::Decay | DeltaTensor::DecayBias => (1, delta.value_heads),
+        DeltaTensor::Convolution => (delta.channels(), DeltaNet::TAPS),
+        DeltaTensor::DecayRate | DeltaTensor::LearningRate => {
+            (delta.value_heads, config.hidden_size)
+        }
+    }
 }
 
 /// Returns the layer and linear of every bias, in the order of the forward pass.

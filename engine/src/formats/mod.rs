@@ -59,6 +59,32 @@ impl TernaryMatrix {
     }
 }
 
+impl TernaryMatrix {
+    /// Reorders runs of `width` columns: run `i` becomes the old run `source(i)`. False, and nothing changes, if groups with scales
+    /// are not whole parts of a run.
+    pub(crate) fn reorder_columns(
+        &mut self,
+        width: usize,
+        source: impl Fn(usize) -> usize,
+    ) -> bool {
+        if self.groups.as_ref().is_some_and(|groups| !width.is_multiple_of(groups.size)) {
+            return false;
+        }
+        fn reordered<T: Copy>(row: &[T], width: usize, source: &impl Fn(usize) -> usize) -> Vec<T> {
+            let runs = 0..row.len() / width;
+            runs.flat_map(|run| &row[source(run) * width..][..width]).copied().collect()
+        }
+        let rows = self.trits.chunks_exact(self.cols);
+        self.trits = rows.flat_map(|row| reordered(row, width, &source)).collect();
+        if let Some(groups) = &mut self.groups {
+            let rows = groups.scales.chunks_exact(self.cols / groups.size);
+            let width = width / groups.size;
+            groups.scales = rows.flat_map(|row| reordered(row, width, &source)).collect();
+        }
+        true
+    }
+}
+
 /// Computes the output of a linear from the integer sum `a` and the activation scale `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {

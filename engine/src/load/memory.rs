@@ -1,6 +1,6 @@
 //! The memory and the numerics class of an engine, before its model is loaded.
 
-use super::{DeviceChoice, EngineOptions};
+use super::{DeviceChoice, EngineOptions, state_bytes};
 use crate::{
     EngineConfig,
     backend::{
@@ -23,7 +23,7 @@ const KV_BYTES_MIN: u64 = 64 << 20;
 pub struct MemoryNeed {
     /// Packed matrices, and the head with its copies.
     pub weights: u64,
-    /// Storage of the KV blocks.
+    /// Storage of the KV blocks, and of the states of recurrent layers.
     pub kv: u64,
     /// Buffers of the largest step, or of loading if that takes more.
     pub scratch: u64,
@@ -78,7 +78,8 @@ pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
     let step = memory::step_bytes(config, options.format, size) as u64;
     MemoryNeed {
         weights: memory::weight_bytes(model, options.format, options.head) as u64,
-        kv: memory::kv_bytes(model, options.kv, options.block_count(model)) as u64,
+        kv: (memory::kv_bytes(model, options.kv, options.block_count(model))
+            + options.slots(model) * state_bytes(model)) as u64,
         scratch: step.max(loading),
     }
 }
@@ -90,7 +91,9 @@ pub fn kv_bytes_min(model: &Model, options: &EngineOptions) -> u64 {
         return memory_needed(model, options).kv;
     }
     let blocks = blocks_for(model.config().context_length);
+    // Half of the memory may be states.
     (memory::kv_bytes(model, options.kv, blocks) as u64).min(KV_BYTES_MIN)
+        + 2 * state_bytes(model) as u64
 }
 
 /// Returns the numerics class of the engine that these options make. The first call for a model reads all of it, unless

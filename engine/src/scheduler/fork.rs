@@ -26,15 +26,19 @@ impl Scheduler {
         mut copy: impl FnMut(BlockId, BlockId),
     ) {
         let Some(original) = self.sequences.get(&parent) else { return };
-        let has_place =
-            self.running.contains(&parent) && self.running.len() < self.limits.max_sequences;
+        let has_place = self.running.contains(&parent)
+            && self.running.len() < self.limits.max_sequences
+            && !self.limits.recurrent;
         let mut copies = Vec::new();
         let mut cache = self.cache.lock();
         let running = has_place.then(|| original.fork(kind, &mut cache, &mut copies)).flatten();
         copies.into_iter().for_each(|(from, to)| copy(from, to));
         drop(cache);
         let (sequence, list) = match running {
-            Some(sequence) => (sequence, &mut self.running),
+            Some(mut sequence) => {
+                sequence.slot = self.free_slots.pop();
+                (sequence, &mut self.running)
+            }
             None => (original.unplaced(), &mut self.pending),
         };
         list.insert(child);
@@ -80,6 +84,7 @@ impl Scheduler {
             limits: self.limits,
             cache: cache.clone(),
             sequences: self.sequences.clone(),
+            free_slots: self.free_slots.clone(),
             pending: self.pending.clone(),
             running: self.running.clone(),
             computing: HashSet::new(),

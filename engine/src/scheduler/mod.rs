@@ -64,6 +64,8 @@ pub struct Limits {
     pub prefix_cache: bool,
     /// Whether a sequence that decodes takes the block of its next position a step early, if there are enough.
     pub block_ahead: bool,
+    /// Whether the model has recurrent layers: a sequence has a state besides its blocks, and forks compute their tokens again.
+    pub recurrent: bool,
     /// Steps without work, or preemptions, after which a sequence without a new token fails.
     pub stall_limit: u32,
 }
@@ -85,6 +87,8 @@ pub struct Scheduler {
     limits: Limits,
     cache: SharedCache,
     sequences: BTreeMap<SequenceId, Sequence>,
+    /// Places of running sequences, as many as may run, that none has.
+    free_slots: Vec<u32>,
     /// Pending sequences, in order of service.
     pending: BTreeSet<SequenceId>,
     /// Prefilling and decoding sequences, in order of service.
@@ -109,6 +113,7 @@ impl Scheduler {
             limits: Limits { max_sequences, token_budget, ..limits },
             cache: SharedCache::new(BlockCache::new(block_count)),
             sequences: BTreeMap::new(),
+            free_slots: (0..u32::try_from(max_sequences).unwrap_or(u32::MAX)).rev().collect(),
             pending: BTreeSet::new(),
             running: BTreeSet::new(),
             computing: HashSet::new(),
@@ -221,6 +226,7 @@ impl Scheduler {
         // Further blocks, which drafts have taken, may have other holders.
         let blocks = blocks_for(planned.end) + usize::from(planned.has_next);
         Chunk {
+            slot: sequence.slot.unwrap_or_default(),
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,
             blocks: &sequence.blocks[..blocks],
@@ -311,6 +317,7 @@ impl Scheduler {
             sequence.unexpect(&mut cache);
             cache.release_all(&mut sequence.blocks);
             drop(cache);
+            self.free_slots.extend(sequence.slot);
             self.running.remove(&id);
             self.pending.remove(&id);
         }
@@ -322,6 +329,7 @@ impl Scheduler {
         cache.release_all(&mut sequence.blocks);
         sequence.drop_drafts();
         (sequence.computed, sequence.named) = (0, 0);
+        self.free_slots.extend(sequence.slot.take());
         sequence.state = State::Pending;
         sequence.stalls += 1;
         self.running.remove(&id);

@@ -306,6 +306,7 @@ impl Scheduler {
         sequence.blocks = hits;
         (sequence.computed, sequence.named) = (cached_tokens, cached_tokens / BLOCK_TOKENS);
         sequence.state = State::Prefilling;
+        sequence.slot = self.free_slots.pop();
         self.pending.remove(&id);
         self.running.insert(id);
         self.counters.prefix_hit_tokens += cached_tokens as u64;

@@ -64,6 +64,8 @@ pub(super) struct Sequence {
     /// Leading full blocks that are in the prefix cache, or that were there already.
     pub named: usize,
     pub state: State,
+    /// Its place among the running sequences, while it is one.
+    pub slot: Option<u32>,
     /// Steps without work while admitted, and preemptions, since the newest token.
     pub stalls: u32,
 }
@@ -81,6 +83,7 @@ impl Sequence {
             expected: 0,
             named: 0,
             state: State::Pending,
+            slot: None,
             stalls: 0,
         }
     }

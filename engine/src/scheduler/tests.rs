@@ -7,6 +7,7 @@ use crate::kv::BlockId;
 
 fn limits() -> Limits {
     Limits {
+        recurrent: false,
         max_sequences: 4,
         token_budget: 32,
         prefix_cache: true,

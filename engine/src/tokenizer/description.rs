@@ -21,6 +21,8 @@ pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}
 
 /// The pre-tokenizer of Qwen2 and Qwen3; their texts are in NFC.
 pub(crate) const QWEN2_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The regular expression of Qwen3.5.
+pub(crate) const QWEN35_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The used parts of the file.
 #[derive(Debug, Deserialize)]
@@ -143,10 +145,12 @@ pub(super) fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> 
         && split["invert"] == Value::Bool(false);
     let is_llama3 = is_split && split["pattern"]["Regex"] == LLAMA3_REGEX;
     let is_qwen2 = is_split && split["pattern"]["Regex"] == QWEN2_REGEX;
+    let is_qwen35 = is_split && split["pattern"]["Regex"] == QWEN35_REGEX;
     let is_gpt2 = split["type"] == "ByteLevel"
         && split["use_regex"] == Value::Bool(true)
         && split["add_prefix_space"] == Value::Bool(false);
     match json.model.ignore_merges {
+        false if is_nfc && is_qwen35 => Some("qwen35"),
         false if is_nfc => is_qwen2.then_some("qwen2"),
         true if is_nfc => None,
         true if is_llama3 => Some("llama-bpe"),

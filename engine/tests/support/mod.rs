@@ -44,7 +44,7 @@ pub fn numbers(value: &Value) -> Vec<f64> {
 pub fn all_logits(backend: &mut dyn Backend, blocks: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<BlockId> = (0..blocks as u32).map(BlockId).collect();
     let mut logits = Logits::default();
-    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
+    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All, slot: 0 };
     backend.step(&[chunk], &mut logits).unwrap();
     logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
 }
@@ -95,13 +95,14 @@ pub fn hf_module(linear: Linear) -> &'static str {
         Linear::Gate => "mlp.gate_proj",
         Linear::Up => "mlp.up_proj",
         Linear::Down => "mlp.down_proj",
+        other => panic!("{other:?} is of recurrent layers"),
     }
 }
 
 /// Checks that weights and configuration are equal, except for the name of the architecture.
 pub fn check_same_weights(a: &Model, b: &Model) {
     for layer in 0..a.config().layer_count {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let (a, b) = (a.ternary(layer, linear).unwrap(), b.ternary(layer, linear).unwrap());
             assert!(a.trits == b.trits, "{layer} {linear:?}");
         }

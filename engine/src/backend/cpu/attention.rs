@@ -12,7 +12,7 @@ use crate::{
     kernels::float::{FloatKernels, KvElement, LANES},
 };
 
-/// Applies half-split RoPE to one head: element `j` pairs with `j + head_dim / 2`.
+/// Applies half-split RoPE to the first `2 * cos.len()` elements of a head: element `j` pairs with `j + cos.len()`.
 fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (low, high) = head.split_at_mut(cos.len());
     for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
@@ -52,7 +52,7 @@ impl<E: KvElement> AttentionInput<'_, E> {
     /// # Safety
     /// No other thread uses this row's queries and keys of the head, or its position in the block.
     unsafe fn rotate_and_store(&self, row: usize, kv_head: usize) {
-        let (dim, half) = (self.config.head_dim, self.config.head_dim / 2);
+        let (dim, half) = (self.config.head_dim, self.config.rotary_dim() / 2);
         let at = (row * self.config.kv_head_count + kv_head) * dim;
         // SAFETY: guaranteed by the caller.
         let (queries, keys) = unsafe {

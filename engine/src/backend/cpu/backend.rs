@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     CpuOptions,
     buffers::Buffers,
+    delta::States,
     kv_store::{KvShape, KvStore},
     pool::Pool,
     screen::ScreenState,
@@ -25,6 +26,8 @@ pub(super) struct CpuBackend<E> {
     pub isa: Isa,
     pub pool: Pool,
     pub kv: KvStore<E>,
+    /// States of recurrent layers.
+    pub states: States,
     pub block_count: usize,
     pub numerics_class: String,
     pub rope: Rope,
@@ -44,6 +47,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     ) -> Self {
         let config = weights.config();
         let kv = KvStore::new(KvShape::from_config(config), options.block_count);
+        let states = States::new(config, options.slots);
         let rope = Rope::from_config(config);
         let digits = class::digits(config, options.activations);
         Self {
@@ -52,6 +56,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             isa: options.isa,
             pool: Pool::new(options.node, options.threads),
             kv,
+            states,
             block_count: options.block_count,
             numerics_class,
             rope,
@@ -69,6 +74,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             isa: self.isa,
             pool: Pool::new(self.pool.node(), self.pool.threads()),
             kv,
+            states: States::new(self.weights.config(), self.states.slots()),
             block_count: self.block_count,
             numerics_class: self.numerics_class.clone(),
             rope: self.rope.clone(),

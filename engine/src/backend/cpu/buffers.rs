@@ -56,6 +56,17 @@ pub(super) struct Quantized {
     pub groups: GroupActivations,
 }
 
+/// Buffers of a step of a hybrid model. Leading dimension: rows of the step.
+#[derive(Default)]
+pub(super) struct HybridBuffers {
+    pub gated_queries: Vec<f32>, // (rows, heads, 2, head_dim): query, then gate
+    pub attention_gates: Vec<f32>, // (rows, heads * head_dim)
+    pub inputs: Vec<f32>,        // (rows, channels), before the convolution
+    pub convolved: Vec<f32>,     // (rows, channels)
+    pub gates: Vec<f32>,         // (rows, values)
+    pub rates: [Vec<f32>; 2],    // each (rows, value_heads): of decay, and of learning
+}
+
 /// Buffers of a step, reused by the next one. Leading dimension: rows of the step.
 #[derive(Default)]
 pub(super) struct Buffers {
@@ -71,7 +82,9 @@ pub(super) struct Buffers {
     pub values: Vec<f32>,    // (rows, kv_heads * head_dim)
     pub attended: Vec<f32>,  // (rows, heads * head_dim)
     pub gate: Vec<f32>,      // (rows, intermediate)
-    pub inputs: [Quantized; 3],
+    pub inputs: [Quantized; 4],
+    /// Of hybrid models: what Q gives, the gates of attention, and the parts of recurrent layers.
+    pub hybrid: HybridBuffers,
     pub tile_tasks: Vec<TileTask>,
     /// Scratch of the check of a step.
     pub written: Vec<u64>,

@@ -112,10 +112,16 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     fn run_layers(&mut self, chunks: &[Chunk<'_>]) -> Result<(), StepError> {
         let config = self.weights.config();
         positions::check(chunks, config, self.block_count, &mut self.buffers.written)?;
+        if config.delta_net.is_some() {
+            positions::check_slots(chunks, self.states.slots(), &mut self.buffers.written)?;
+        }
         self.buffers.lay_out(chunks, config.kv_head_count);
         self.embed();
         for layer in 0..self.weights.layers.len() {
-            self.attention_block(layer, chunks);
+            match self.weights.config().delta_layer(layer).copied() {
+                None => self.attention_block(layer, chunks),
+                Some(delta) => self.delta_block(layer, &delta, chunks),
+            }
             self.feed_forward_block(layer);
         }
         Ok(())
@@ -124,7 +130,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Writes the embedding rows to the residual stream, and the rotations of every position.
     fn embed(&mut self) {
         let config = self.weights.config();
-        let (hidden, half) = (config.hidden_size, config.head_dim / 2);
+        let (hidden, half) = (config.hidden_size, config.rotary_dim() / 2);
         let Buffers { rows, residual, rotations, .. } = &mut self.buffers;
         residual.resize(rows.len() * hidden, 0.0);
         rotations.resize(rows.len() * 2 * half, 0.0);
@@ -148,18 +154,31 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     }
 
     /// `residual += o(sub_norm(attention(q, k, v)))` with `q, k, v` of `norm(residual)`; some models have a norm of
-    /// each head of `q` and `k`.
+    /// each head of `q` and `k`. In hybrid models each head of `q` has a gate, and what it attends to is multiplied by its sigmoid.
     fn attention_block(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let weights = Arc::clone(&self.weights);
         let (config, l) = (weights.config(), &weights.layers[layer]);
         let norm = (&l.attention_norm[..], config.stream_norm_eps());
         let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| l.linear(linear));
         let inputs = self.quantize(Source::Residual, Some(norm), &qkv);
-        self.project_qkv(&qkv, inputs);
+        let is_gated = config.delta_net.is_some();
+        let Buffers { queries, keys, values, hybrid, .. } = &mut self.buffers;
+        let queries = if is_gated { &mut hybrid.gated_queries } else { queries };
+        let mut outputs = [queries, keys, values].map(std::mem::take);
+        self.project(qkv, inputs, &mut outputs);
+        let Buffers { queries, keys, values, hybrid, .. } = &mut self.buffers;
+        let queries = if is_gated { &mut hybrid.gated_queries } else { queries };
+        [*queries, *keys, *values] = outputs;
+        if is_gated {
+            self.split_gates();
+        }
         if let Some(norms) = &l.head_norms {
             self.norm_heads(norms);
         }
-        self.attend(layer, chunks);
+        self.attend(config.attention_layers_before(layer), chunks);
+        if is_gated {
+            self.gate_attended();
+        }
         let o = l.linear(Linear::O);
         let sub_norm = l.attention_sub_norm.as_ref().map(|w| (&w[..], config.rms_norm_eps));
         self.quantize(Source::Attended, sub_norm, &[o]);

@@ -27,7 +27,7 @@ const SPREAD_BYTES_MIN: usize = 64 * PAGE;
 /// Shape of one block in one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct KvShape {
-    /// Transformer layers.
+    /// Layers with attention.
     pub layer_count: usize,
     /// Key/value heads.
     pub kv_head_count: usize,
@@ -39,7 +39,7 @@ impl KvShape {
     /// Returns the KV shape of a model.
     pub fn from_config(config: &ModelConfig) -> Self {
         Self {
-            layer_count: config.layer_count,
+            layer_count: config.attention_layers(),
             kv_head_count: config.kv_head_count,
             head_dim: config.head_dim,
         }

@@ -111,7 +111,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         source: Source,
         norm: Option<Norm<'_>>,
         linears: &[&TernaryLinear],
-    ) -> [usize; 3] {
+    ) -> [usize; 4] {
         let group = linears[0].matrix.group();
         let shared =
             linears.iter().all(|linear| linear.norm.is_none() && linear.matrix.group() == group);
@@ -122,7 +122,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let matrix = (linear.matrix.cols(), linear.matrix.group());
             self.quantize_rows(source, [norm, own], matrix, index);
         }
-        if shared { [0; 3] } else { [0, 1, 2] }
+        if shared { [0; 4] } else { [0, 1, 2, 3] }
     }
 
     fn quantize_rows(
@@ -182,16 +182,19 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         });
     }
 
-    /// `queries, keys, values = q(x), k(x), v(x)` with `x` from `inputs`.
-    pub(super) fn project_qkv(&mut self, linears: &[&TernaryLinear; 3], inputs: [usize; 3]) {
-        let Buffers { rows, queries, keys, values, inputs: quantized, tile_tasks: tasks, .. } =
-            &mut self.buffers;
+    /// `outputs[i] = linears[i](x)` with `x` from `inputs`. The outputs are none of the buffers.
+    pub(super) fn project<const N: usize>(
+        &mut self,
+        linears: [&TernaryLinear; N],
+        inputs: [usize; 4],
+        outputs: &mut [Vec<f32>; N],
+    ) {
+        let Buffers { rows, inputs: quantized, tile_tasks: tasks, .. } = &mut self.buffers;
         let n = rows.len();
-        let mut outputs = [queries, keys, values];
         for (out, linear) in outputs.iter_mut().zip(linears) {
             out.resize(n * linear.matrix.rows(), 0.0);
         }
-        let outputs = outputs.map(|out| Disjoint::new(out));
+        let outputs = outputs.each_mut().map(|out| Disjoint::new(out));
         let (isa, kernels) = (self.isa, self.kernels);
         let matrices = linears.map(|linear| &linear.matrix);
         tile_tasks(isa, &matrices, n, self.pool.threads(), tasks);
@@ -234,7 +237,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     }
 
     /// `gate = activation(gate(x)) ⊙ up(x)` with `x` from `inputs`.
-    pub(super) fn project_gate_up(&mut self, [gate, up]: [&TernaryLinear; 2], inputs: [usize; 3]) {
+    pub(super) fn project_gate_up(&mut self, [gate, up]: [&TernaryLinear; 2], inputs: [usize; 4]) {
         let Buffers { rows, gate: out, inputs: quantized, tile_tasks: tasks, .. } =
             &mut self.buffers;
         let (n, width) = (rows.len(), gate.matrix.rows());

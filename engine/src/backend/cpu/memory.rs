@@ -7,7 +7,7 @@ use super::{
     HeadMode, KvType, buffers::ROWS_PER_TASK, buffers::Row, head, head::Head, kv_store::KvShape,
 };
 use crate::{
-    config::{Linear, ModelConfig},
+    config::ModelConfig,
     files::Model,
     formats::{Format, PackedMatrix},
     kernels::{Activations, Digits, GroupShape},
@@ -32,10 +32,10 @@ pub struct StepSize {
 /// Returns the bytes of the packed matrices, and of the head with its copies.
 pub fn weight_bytes(model: &Model, format: Format, head: HeadMode) -> usize {
     let config = model.config();
-    let layer = shapes(config)
+    let layers = shapes(config)
         .map(|(rows, cols)| PackedMatrix::size_for(format, rows, cols, group_of(config, cols)));
     let head_group = group_of(config, model.head().cols);
-    config.layer_count * layer.sum::<usize>() + Head::size_for(model, format, head, head_group)
+    layers.sum::<usize>() + Head::size_for(model, format, head, head_group)
 }
 
 /// Returns the size of the groups with scales. Of groups of 64, it assumes that they pair up: where they do not, their
@@ -81,9 +81,10 @@ pub fn load_bytes(config: &ModelConfig) -> usize {
     table.max(2 * shapes(config).map(|(rows, cols)| rows * cols).max().unwrap_or(0))
 }
 
-/// Returns the shapes of a layer's matrices.
-fn shapes(config: &ModelConfig) -> impl Iterator<Item = (usize, usize)> {
-    Linear::ALL.into_iter().map(|linear| config.linear_shape(linear))
+/// Returns the shapes of the matrices of all layers.
+fn shapes(config: &ModelConfig) -> impl Iterator<Item = (usize, usize)> + '_ {
+    let of_layer = |layer| config.linears(layer).iter().map(|linear| config.linear_shape(*linear));
+    (0..config.layer_count).flat_map(of_layer)
 }
 
 #[cfg(test)]
@@ -148,8 +149,13 @@ mod tests {
 
         let tokens: Vec<u32> = (0..ROWS as u32).collect();
         let blocks: Vec<BlockId> = (0..ROWS.div_ceil(BLOCK_TOKENS) as u32).map(BlockId).collect();
-        let chunk =
-            Chunk { tokens: &tokens, position: 0, blocks: &blocks, logits: LogitsFor::Last };
+        let chunk = Chunk {
+            tokens: &tokens,
+            position: 0,
+            blocks: &blocks,
+            logits: LogitsFor::Last,
+            slot: 0,
+        };
         let mut logits = Logits::default();
         backend.step(&[chunk], &mut logits).expect("a good chunk");
         let config = model.config();

@@ -8,6 +8,7 @@
 mod attention;
 mod backend;
 mod buffers;
+mod delta;
 mod disjoint;
 mod forward;
 pub(super) mod head;

@@ -82,6 +82,8 @@ pub struct CpuOptions {
     pub activations: Option<Digits>,
     /// KV blocks (of 16 positions) in the pool.
     pub block_count: usize,
+    /// Sequences that may have a state at once, of models with recurrent layers.
+    pub slots: usize,
     /// Whether packed weights are read from the file beside the model, and kept there.
     pub packed_cache: bool,
 }
@@ -99,6 +101,7 @@ impl CpuOptions {
             activations: None,
             node: None,
             block_count,
+            slots: 16,
             packed_cache: false,
         }
     }

@@ -74,7 +74,7 @@ pub struct Index {
 /// What belongs to the matrices besides their bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scales {
-    /// By layer and then in the order of `Linear::ALL`.
+    /// By layer and then in the order of `Linear::OF_ATTENTION`.
     pub linears: Vec<LinearScale>,
     /// Inputs of a group of a ternary head.
     pub head_group: Option<usize>,

@@ -1,12 +1,9 @@
 //! A self-test at load: the chosen kernels against the scalar ones, on the first and last tile of every
 //! shape of the real weights. A model does not start on a machine that computes wrong results.
 
-use super::weights::Weights;
-use crate::{
-    config::Linear,
-    kernels::{
-        Digits, Isa, agrees_with_scalar, float::FloatKernels, groups_agree_with_scalar, wave,
-    },
+use super::weights::{TernaryLinear, Weights};
+use crate::kernels::{
+    Digits, Isa, agrees_with_scalar, float::FloatKernels, groups_agree_with_scalar, wave,
 };
 
 /// Rows of the test step; odd, so that no row tile divides it.
@@ -25,9 +22,8 @@ pub struct SelfTestError {
 /// Tests one matrix of every shape, and the float kernels on the real norm weights, including the norms of
 /// linears.
 pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), SelfTestError> {
-    for linear in Linear::ALL {
-        for layer in [weights.layers.first(), weights.layers.last()].into_iter().flatten() {
-            let matrix = &layer.linear(linear).matrix;
+    for layer in [weights.layers.first(), weights.layers.last()].into_iter().flatten() {
+        for (linear, TernaryLinear { matrix, .. }) in layer.all() {
             let last = matrix.tile_count() - 1;
             let mut tiles = [0..1, last..last + 1].into_iter();
             let agrees = match matrix.group() {
@@ -51,8 +47,9 @@ pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), Self
 /// Returns the final norm, and the norms that the first layer's linears and blocks have.
 fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
     let first = weights.layers.first();
-    let of_linear = move |linear| Some((linear, first?.linear(linear).norm.as_ref()?));
-    let of_linears = Linear::ALL.into_iter().filter_map(of_linear);
+    let of_linears = first.into_iter().flat_map(|layer| {
+        layer.all().filter_map(|(linear, found)| Some((linear, found.norm.as_ref()?)))
+    });
     let of_blocks = first.into_iter().flat_map(|layer| {
         let subs = [&layer.attention_sub_norm, &layer.feed_forward_sub_norm];
         subs.into_iter().flatten().map(|norm| ("a sub-norm".to_owned(), &norm[..]))

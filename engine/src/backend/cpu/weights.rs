@@ -8,7 +8,7 @@ use super::{
     sections::{Damaged, LinearScale, PackedReader, Scales, Sections},
 };
 use crate::backend::final_norm;
-use crate::config::{Linear, ModelConfig, Norm};
+use crate::config::{DeltaTensor, Linear, ModelConfig, Norm};
 use crate::files::{Model, ModelError};
 use crate::formats::{Format, PackedMatrix, Scale};
 use crate::kernels::Isa;
@@ -27,8 +27,10 @@ pub struct TernaryLinear {
 
 /// One transformer layer.
 pub struct Layer {
-    /// The layer's linears, in the order of [`Linear::ALL`].
-    linears: Vec<TernaryLinear>,
+    /// The layer's linears, in the order of [`ModelConfig::linears`].
+    linears: Vec<(Linear, TernaryLinear)>,
+    /// What a recurrent layer has besides.
+    pub delta: Option<DeltaWeights>,
     /// Norm before attention. // (hidden)
     pub attention_norm: Vec<f32>,
     /// Norms of each query and of each key head, before RoPE. // (head_dim)
@@ -43,8 +45,51 @@ pub struct Layer {
 
 impl Layer {
     /// Returns one of the layer's linears.
+    ///
+    /// # Panics
+    /// If the layer does not have it.
     pub fn linear(&self, linear: Linear) -> &TernaryLinear {
-        &self.linears[linear as usize]
+        self.find(linear).expect("a linear of the layer")
+    }
+
+    /// Returns one of the layer's linears, if it has it.
+    pub fn find(&self, linear: Linear) -> Option<&TernaryLinear> {
+        self.linears.iter().find(|(of, _)| *of == linear).map(|(_, found)| found)
+    }
+
+    /// Returns all linears of the layer.
+    pub fn all(&self) -> impl Iterator<Item = (Linear, &TernaryLinear)> {
+        self.linears.iter().map(|(of, linear)| (*of, linear))
+    }
+}
+
+/// What a recurrent layer has besides linears.
+pub struct DeltaWeights {
+    /// Rate of the decay, negative, and what is added to the input's part in it. // each: (value_heads,)
+    pub decay: Vec<f32>,
+    pub decay_bias: Vec<f32>,
+    pub convolution: Vec<f32>, // (TAPS, channels)
+    /// Norm of what a value head reads. // (head_dim,)
+    pub norm: Vec<f32>,
+    /// Matrices of decay and learning rate, if they are dense. // each: (value_heads, hidden)
+    pub dense_rates: Option<[Vec<f32>; 2]>,
+}
+
+impl DeltaWeights {
+    fn load(model: &Model, layer: usize) -> Result<Option<Self>, ModelError> {
+        let Some(delta) = model.config().delta_layer(layer) else { return Ok(None) };
+        let tensor = |tensor| model.delta(layer, tensor);
+        let dense_rates = match delta.dense_rates {
+            true => Some([tensor(DeltaTensor::DecayRate)?, tensor(DeltaTensor::LearningRate)?]),
+            false => None,
+        };
+        Ok(Some(Self {
+            decay: tensor(DeltaTensor::Decay)?,
+            decay_bias: tensor(DeltaTensor::DecayBias)?,
+            convolution: tensor(DeltaTensor::Convolution)?,
+            norm: model.norm(Norm::Delta(layer))?,
+            dense_rates,
+        }))
     }
 }
 
@@ -82,7 +127,7 @@ impl Weights {
 
     /// Writes the packed matrices and the head.
     pub(super) fn write<'a>(&'a self, sections: &mut Sections<'a>) {
-        for linear in self.layers.iter().flat_map(|layer| &layer.linears) {
+        for (_, linear) in self.layers.iter().flat_map(Layer::all) {
             linear.matrix.buffers().for_each(|bytes| sections.push(&bytes[..]));
         }
         self.head.write(sections);
@@ -91,7 +136,8 @@ impl Weights {
     /// Returns what the sections of [`Self::write`] do not say.
     pub(super) fn scales(&self) -> Scales {
         let of_linear = |l: &TernaryLinear| LinearScale::new(l.scale, l.matrix.group());
-        let linears = self.layers.iter().flat_map(|layer| &layer.linears).map(of_linear).collect();
+        let linears = self.layers.iter().flat_map(Layer::all);
+        let linears = linears.map(|(_, linear)| of_linear(linear)).collect();
         Scales { linears, head_group: self.head.ternary().and_then(PackedMatrix::group) }
     }
 
@@ -107,19 +153,24 @@ impl Weights {
     ) -> Result<Self, Damaged> {
         let config = model.config().clone();
         let scales = from.scales().clone();
-        if scales.linears.len() != config.layer_count * Linear::ALL.len() {
+        let count = |layer| config.linears(layer).len();
+        if scales.linears.len() != (0..config.layer_count).map(count).sum::<usize>() {
             return Err(Damaged::OtherShape);
         }
-        let layers = scales.linears.chunks(Linear::ALL.len()).enumerate().map(|(layer, scales)| {
-            let linear = |linear| {
+        let mut scales_left = scales.linears.iter();
+        let layers = (0..config.layer_count).map(|layer| {
+            let linear = |linear: &Linear| {
+                let linear = *linear;
                 let shape = config.linear_shape(linear);
-                let scale = scales[linear as usize].checked(shape.1, config.group_scales)?;
+                let scale = scales_left.next().ok_or(Damaged::OtherShape)?;
+                let scale = scale.checked(shape.1, config.group_scales)?;
                 let LinearScale { scale, group } = scale;
                 let matrix =
                     PackedMatrix::from_buffers(format, shape, group, |len| from.aligned(len))?;
-                Ok(linear_with(&model, (layer, linear), matrix, scale)?)
+                Ok((linear, linear_with(&model, (layer, linear), matrix, scale)?))
             };
-            let linears = Linear::ALL.into_iter().map(linear).collect::<Result<_, Damaged>>()?;
+            let linears = config.linears(layer).iter().map(linear);
+            let linears = linears.collect::<Result<_, Damaged>>()?;
             Ok(layer_with(&model, layer, linears)?)
         });
         let layers = layers.collect::<Result<_, Damaged>>()?;
@@ -146,18 +197,20 @@ impl Weights {
     }
 
     fn packed_bytes(&self) -> usize {
-        self.layers.iter().flat_map(|l| &l.linears).map(|l| l.matrix.size_bytes()).sum()
+        self.layers.iter().flat_map(Layer::all).map(|(_, l)| l.matrix.size_bytes()).sum()
     }
 }
 
 fn load_layer(model: &Model, format: Format, layer: usize) -> Result<Layer, ModelError> {
-    let linear = |linear| {
+    let linear = |linear: &Linear| {
+        let linear = *linear;
         let ternary = model.ternary(layer, linear)?;
         let matrix = PackedMatrix::pack_matrix(format, &ternary)
             .expect("the reader returns trits of the stated shape");
-        linear_with(model, (layer, linear), matrix, ternary.scale)
+        Ok((linear, linear_with(model, (layer, linear), matrix, ternary.scale)?))
     };
-    let linears = Linear::ALL.into_iter().map(linear).collect::<Result<_, ModelError>>()?;
+    let linears = model.config().linears(layer).iter().map(linear);
+    let linears = linears.collect::<Result<_, ModelError>>()?;
     layer_with(model, layer, linears)
 }
 
@@ -177,16 +230,17 @@ fn linear_with(
 fn layer_with(
     model: &Model,
     layer: usize,
-    linears: Vec<TernaryLinear>,
+    linears: Vec<(Linear, TernaryLinear)>,
 ) -> Result<Layer, ModelError> {
     let config = model.config();
-    let head_norms = match config.qk_norm {
+    let head_norms = match config.qk_norm && config.delta_layer(layer).is_none() {
         true => Some([model.norm(Norm::Query(layer))?, model.norm(Norm::Key(layer))?]),
         false => None,
     };
     let sub_norm = |norm| config.sub_norms.then(|| model.norm(norm)).transpose();
     Ok(Layer {
         linears,
+        delta: DeltaWeights::load(model, layer)?,
         attention_norm: model.norm(Norm::Attention(layer))?,
         head_norms,
         attention_sub_norm: sub_norm(Norm::AttentionSub(layer))?,

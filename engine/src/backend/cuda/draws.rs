@@ -180,7 +180,7 @@ impl Draws {
             draws = rest;
             let (changed, rest) = changes.split_at(count.1);
             changes = rest;
-            let backend::Chunk { tokens, position, blocks, logits } = *chunk;
+            let backend::Chunk { tokens, position, blocks, logits, .. } = *chunk;
             let logits = match logits {
                 LogitsFor::Nothing => Rows::Nothing,
                 LogitsFor::Last => Rows::Last,

@@ -120,7 +120,7 @@ pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError
     let last = backend.shape.layers - 1;
     let digits = if backend.shape.digits == 2 { Digits::Two } else { Digits::One };
     for layer in [0, last] {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let on_host = HostLinear::from_model(model, digits, (layer, linear))?;
             for rows in ROWS {
                 test(backend, &on_host, (layer, linear), rows)?;

@@ -74,7 +74,7 @@ pub struct Shape {
 impl Shape {
     /// Reads the sizes and constants from a model's configuration.
     pub fn from_config(config: &ModelConfig, kv: KvType, activations: Option<Digits>) -> Self {
-        let inputs = Linear::ALL.map(|linear| config.linear_shape(linear).1);
+        let inputs = Linear::OF_ATTENTION.map(|linear| config.linear_shape(linear).1);
         Self {
             layers: config.layer_count,
             hidden: config.hidden_size,

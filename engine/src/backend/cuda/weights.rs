@@ -18,7 +18,7 @@ use crate::{
 /// One transformer layer; norms are 0 where the model has none.
 #[derive(Debug, Clone)]
 pub struct Layer {
-    linears: Vec<DeviceLinear>, // in the order of `Linear::ALL`
+    linears: Vec<DeviceLinear>, // in the order of `Linear::OF_ATTENTION`
     pub attention_norm: Address,
     /// Norms of each query and of each key head.
     pub head_norms: [Address; 2],
@@ -89,7 +89,7 @@ impl Weights {
 
 fn place_layer(model: &Model, index: usize, shape: &Shape, arena: &mut Arena) -> Layer {
     let config = model.config();
-    let linears = Linear::ALL.map(|linear| {
+    let linears = Linear::OF_ATTENTION.map(|linear| {
         let (rows, cols) = config.linear_shape(linear);
         let placed = DeviceLinear::place((rows, cols), model.group_min(index, linear), arena);
         let norm = if shape.linear_eps.is_some() { arena.words(cols) } else { 0 };
@@ -117,7 +117,7 @@ fn fill_layer(
     model: &Model,
     device: &mut dyn Device,
 ) -> Result<(), CudaLoadError> {
-    for (linear, to) in Linear::ALL.into_iter().zip(&mut layer.linears) {
+    for (linear, to) in Linear::OF_ATTENTION.into_iter().zip(&mut layer.linears) {
         to.fill(&model.ternary(index, linear)?, device)?;
         if to.norm != 0 {
             write_floats(device, to.norm, &model.norm(Norm::Linear(index, linear))?)?;

@@ -32,6 +32,10 @@ pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelErr
         let problem = Problem::Other("embedding models are not converted");
         return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), to, problem));
     }
+    if model.config().delta_net.is_some() {
+        let problem = Problem::Other("models with recurrent layers are not converted");
+        return Err(refuse(model.ternary_name(0, Linear::DeltaInput).to_owned(), to, problem));
+    }
     match to {
         Target::Folder => folder::write(model, out),
         Target::GgufI2S

@@ -16,10 +16,23 @@ pub(crate) enum Architecture {
     MiniCpm,
     /// Ternary Bonsai: `qwen3`.
     Qwen3,
+    /// Ternary Bonsai 27B: `qwen35`, with Gated DeltaNet layers.
+    Qwen35,
 }
 
 /// Constant factors of `minicpm`: of embedding rows, of what blocks add, and the divisor of the logits.
 pub(crate) const MULTIPLIER_KEYS: [&str; 3] = ["embedding_scale", "residual_scale", "logit_scale"];
+
+/// Keys of `qwen35`. For text all positions are equal, so that the sections of RoPE change nothing.
+const HYBRID_KEYS: [&str; 7] = [
+    "full_attention_interval",
+    "rope.dimension_sections",
+    "ssm.conv_kernel",
+    "ssm.state_size",
+    "ssm.group_count",
+    "ssm.time_step_rank",
+    "ssm.inner_size",
+];
 
 impl Architecture {
     /// Reads `general.architecture`. Returns it with its name in the file, which is the prefix of its keys.
@@ -36,6 +49,7 @@ impl Architecture {
             "llama" => Self::Llama,
             "minicpm" => Self::MiniCpm,
             "qwen3" => Self::Qwen3,
+            "qwen35" => Self::Qwen35,
             _ => return Err(keys.unsupported(KEY, needs::of_architecture(name))),
         };
         Ok((architecture, name))
@@ -55,6 +69,7 @@ impl Architecture {
     pub fn own_keys(self) -> &'static [&'static str] {
         match self {
             Self::MiniCpm => &MULTIPLIER_KEYS,
+            Self::Qwen35 => &HYBRID_KEYS,
             _ => &[],
         }
     }

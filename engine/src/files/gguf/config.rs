@@ -21,7 +21,7 @@ use super::{
     understood,
 };
 use crate::{
-    config::{Activation, ModelConfig, Multipliers, Pooling, RopeScaling, Yarn},
+    config::{Activation, DeltaNet, ModelConfig, Multipliers, Pooling, RopeScaling, Yarn},
     files::{
         error::ModelError,
         limits::{LAYERS_MAX, VOCAB_MAX, WIDTH_MAX},
@@ -50,7 +50,8 @@ pub(crate) fn parse(
     if !head_count.is_multiple_of(kv_head_count) {
         return Err(keys.bad("attention.head_count_kv", "a divisor of the head count"));
     }
-    let head_dim = head_dim(&keys, hidden_size, head_count)?;
+    let is_hybrid = architecture == Architecture::Qwen35;
+    let head_dim = head_dim(&keys, (hidden_size, head_count), is_hybrid)?;
     if !(1..=VOCAB_MAX).contains(&vocab_size)
         || keys.size("vocab_size", VOCAB_MAX)?.is_some_and(|size| size as u64 != vocab_size)
     {
@@ -61,10 +62,15 @@ pub(crate) fn parse(
             ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
         })?;
     let pooling = pooling(&keys, architecture)?;
+    let layer_count = keys.required_size("block_count", LAYERS_MAX)?;
+    let delta_net = is_hybrid.then(|| delta_net(&keys)).transpose()?;
+    if delta_net.is_some_and(|delta| layer_count < delta.attention_interval) {
+        return Err(keys.bad("full_attention_interval", "at most block_count"));
+    }
     Ok(ModelConfig {
         architecture: name.to_owned(),
         hidden_size,
-        layer_count: keys.required_size("block_count", LAYERS_MAX)?,
+        layer_count,
         head_count,
         kv_head_count,
         head_dim,
@@ -80,21 +86,65 @@ pub(crate) fn parse(
         },
         sub_norms: architecture.is_bitnet(),
         linear_norm_eps: pooling.map(|_| rms_norm_eps),
-        qk_norm: architecture == Architecture::Qwen3,
-        group_scales: matches!(architecture, Architecture::MiniCpm | Architecture::Qwen3)
+        qk_norm: is_qwen(architecture),
+        group_scales: (architecture == Architecture::MiniCpm || is_qwen(architecture))
             && pooling.is_none(),
-        ternary_tables: architecture == Architecture::Qwen3 && pooling.is_none(),
+        ternary_tables: is_qwen(architecture) && pooling.is_none(),
         // Those of the tensors are found with them.
         linear_biases: Vec::new(),
         multipliers: match architecture {
             Architecture::MiniCpm => multipliers(&keys)?,
             _ => Multipliers::NONE,
         },
+        rotary_dim: match is_hybrid {
+            true => Some(rotary_dim(&keys, head_dim)?).filter(|turned| *turned != head_dim),
+            false => None,
+        },
+        delta_net,
         pooling,
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
         eos_tokens: Vec::new(),
     })
+}
+
+fn is_qwen(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::Qwen3 | Architecture::Qwen35)
+}
+
+/// Reads the recurrent layers. Whether their rates are dense is found with the tensors.
+fn delta_net(keys: &Keys<'_>) -> Result<DeltaNet, ModelError> {
+    let attention_interval = keys.size("full_attention_interval", LAYERS_MAX)?.unwrap_or(4);
+    let key_heads = keys.required_size("ssm.group_count", WIDTH_MAX)?;
+    let value_heads = keys.required_size("ssm.time_step_rank", WIDTH_MAX)?;
+    let head_dim = keys.required_size("ssm.state_size", 1024)?;
+    let delta =
+        DeltaNet { attention_interval, key_heads, value_heads, head_dim, dense_rates: false };
+    if keys.required_size("ssm.conv_kernel", WIDTH_MAX)? != DeltaNet::TAPS {
+        return Err(keys.unsupported("ssm.conv_kernel", "convolutions of other lengths than 4"));
+    }
+    if !value_heads.is_multiple_of(key_heads) {
+        return Err(keys.bad("ssm.time_step_rank", "a multiple of ssm.group_count"));
+    }
+    if !head_dim.is_multiple_of(16) {
+        return Err(keys.bad("ssm.state_size", "a multiple of 16"));
+    }
+    if delta.channels() as u64 > WIDTH_MAX {
+        return Err(keys.bad("ssm.time_step_rank", "heads times ssm.state_size within 2^20"));
+    }
+    if keys.required_size("ssm.inner_size", WIDTH_MAX)? != delta.values() {
+        return Err(keys.bad("ssm.inner_size", "ssm.time_step_rank times ssm.state_size"));
+    }
+    Ok(delta)
+}
+
+/// Reads the number of elements of a head that RoPE turns.
+fn rotary_dim(keys: &Keys<'_>, head_dim: usize) -> Result<usize, ModelError> {
+    const KEY: &str = "rope.dimension_count";
+    match keys.size(KEY, head_dim as u64)?.unwrap_or(head_dim) {
+        turned if turned.is_multiple_of(2) => Ok(turned),
+        _ => Err(keys.bad(KEY, "an even number")),
+    }
 }
 
 /// Reads how texts become vectors: type 3 of llama.cpp's kinds is the last token, 0 none. BitNet embedding models are `qwen3` files with
@@ -111,7 +161,11 @@ fn pooling(keys: &Keys<'_>, architecture: Architecture) -> Result<Option<Pooling
 }
 
 /// Reads the number of elements of a head, of queries, keys and values alike.
-fn head_dim(keys: &Keys<'_>, hidden_size: usize, head_count: usize) -> Result<usize, ModelError> {
+fn head_dim(
+    keys: &Keys<'_>,
+    (hidden_size, head_count): (usize, usize),
+    turns_part: bool,
+) -> Result<usize, ModelError> {
     let head_dim = match keys.size("attention.key_length", WIDTH_MAX)? {
         Some(length) => length,
         None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
@@ -121,6 +175,9 @@ fn head_dim(keys: &Keys<'_>, hidden_size: usize, head_count: usize) -> Result<us
         return Err(keys.bad("attention.head_count", "heads of an even width, 2^20 in all"));
     }
     for key in ["attention.value_length", "rope.dimension_count"] {
+        if key == "rope.dimension_count" && turns_part {
+            continue;
+        }
         if keys.size(key, WIDTH_MAX)?.is_some_and(|length| length != head_dim) {
             return Err(keys.unsupported(key, "widths other than the head's"));
         }

@@ -39,6 +39,9 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
     if architecture == Architecture::Llama {
         config.group_scales = finder.has_group_scales();
     }
+    if let Some(delta) = &mut config.delta_net {
+        delta.dense_rates = finder.has_dense_rates();
+    }
     config.linear_biases = finder.linear_biases();
     rope::read_divisors(&gguf, &mut finder, &mut config, architecture)?;
     let tensors = finder.tensors(&config, architecture)?;

@@ -1,6 +1,6 @@
 //! Names of tensors in GGUF files, by role.
 
-use crate::config::{Linear, Norm};
+use crate::config::{DeltaTensor, Linear, Norm};
 
 /// The embedding.
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
@@ -36,6 +36,11 @@ fn linear_role(linear: Linear) -> &'static str {
         Linear::Gate => "ffn_gate",
         Linear::Up => "ffn_up",
         Linear::Down => "ffn_down",
+        Linear::DeltaInput => "attn_qkv",
+        Linear::DeltaGate => "attn_gate",
+        Linear::DecayRate => "ssm_alpha",
+        Linear::LearningRate => "ssm_beta",
+        Linear::DeltaOutput => "ssm_out",
     }
 }
 
@@ -48,9 +53,26 @@ pub(crate) fn norm_name(norm: Norm) -> String {
         Norm::Key(layer) => format!("blk.{layer}.attn_k_norm.weight"),
         Norm::FeedForward(layer) => format!("blk.{layer}.ffn_norm.weight"),
         Norm::FeedForwardSub(layer) => format!("blk.{layer}.ffn_sub_norm.weight"),
+        Norm::Delta(layer) => format!("blk.{layer}.ssm_norm.weight"),
         Norm::Final => "output_norm.weight".to_owned(),
         Norm::Linear(layer, linear) => {
             format!("blk.{layer}.{}_norm_in.weight", linear_role(linear))
         }
+    }
+}
+
+/// Returns the name of the norm before the feed-forward block of a hybrid model.
+pub(crate) fn post_attention_norm_name(layer: usize) -> String {
+    format!("blk.{layer}.post_attention_norm.weight")
+}
+
+/// Returns the name of a tensor of a recurrent layer.
+pub(crate) fn delta_name(layer: usize, tensor: DeltaTensor) -> String {
+    match tensor {
+        DeltaTensor::Decay => format!("blk.{layer}.ssm_a"),
+        DeltaTensor::DecayBias => format!("blk.{layer}.ssm_dt.bias"),
+        DeltaTensor::Convolution => format!("blk.{layer}.ssm_conv1d.weight"),
+        DeltaTensor::DecayRate => linear_name(layer, Linear::DecayRate),
+        DeltaTensor::LearningRate => linear_name(layer, Linear::LearningRate),
     }
 }

@@ -15,10 +15,12 @@ use std::{
 use super::{
     architecture::Architecture,
     container::{Gguf, TensorEntry, type_name},
-    names::{EMBEDDING, HEAD, bias_name, linear_name, norm_name},
+    names::{
+        EMBEDDING, HEAD, bias_name, delta_name, linear_name, norm_name, post_attention_norm_name,
+    },
 };
 use crate::{
-    config::{Linear, ModelConfig},
+    config::{DeltaTensor, Linear, ModelConfig, Norm},
     files::{
         encodings::{
             blocks::{GROUP_MIN, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
@@ -27,8 +29,8 @@ use crate::{
             stored::Packing,
         },
         error::{ModelError, Problem, check_overlaps},
-        parts::{DenseTensor, Span, TensorInfo, Tensors, TernaryTensor},
-        roles::{biases, norm_len, norms},
+        parts::{DenseTensor, HybridLayout, Span, TensorInfo, Tensors, TernaryTensor},
+        roles::{biases, delta_shape, delta_tensors, norm_len, norms},
     },
 };
 
@@ -80,8 +82,8 @@ impl<'a> Finder<'a> {
         // Not reserved ahead: a false layer count must fail at the first missing tensor.
         let mut linears = Vec::new();
         for layer in 0..config.layer_count {
-            let mut of_layer = Vec::with_capacity(Linear::ALL.len());
-            for linear in Linear::ALL {
+            let mut of_layer = Vec::with_capacity(Linear::OF_ATTENTION.len());
+            for &linear in config.linears(layer) {
                 let heads = match linear {
                     Linear::Q => Some(config.head_count),
                     Linear::K => Some(config.kv_head_count),
@@ -95,14 +97,34 @@ impl<'a> Finder<'a> {
         }
         let mut by_role = HashMap::new();
         for norm in norms(config) {
-            by_role.insert(norm, self.dense(&norm_name(norm), &[norm_len(config, norm)])?);
+            let name = match norm {
+                Norm::FeedForward(layer) if config.delta_net.is_some() => {
+                    post_attention_norm_name(layer)
+                }
+                norm => norm_name(norm),
+            };
+            by_role.insert(norm, self.dense(&name, &[norm_len(config, norm)])?);
         }
         let mut by_linear = HashMap::new();
         for (layer, linear) in biases(config) {
             let (rows, _) = config.linear_shape(linear);
             by_linear.insert((layer, linear), self.dense(&bias_name(layer, linear), &[rows])?);
         }
-        Ok(Tensors { linears, norms: by_role, biases: by_linear, embedding, head })
+        let mut delta = HashMap::new();
+        for (layer, tensor) in delta_tensors(config) {
+            let (rows, cols) = delta_shape(config, tensor);
+            let shape = [cols, rows];
+            let shape = if rows == 1 { &shape[..1] } else { &shape };
+            delta.insert((layer, tensor), self.dense(&delta_name(layer, tensor), shape)?);
+        }
+        let hybrid = HybridLayout { tiled: config.delta_net.is_some(), ..HybridLayout::default() };
+        Ok(Tensors { linears, norms: by_role, biases: by_linear, delta, hybrid, embedding, head })
+    }
+
+    /// Returns whether the matrices of rates are dense, by the type of the first one.
+    pub fn has_dense_rates(&self) -> bool {
+        let entry = self.entries.get(delta_name(0, DeltaTensor::DecayRate).as_str());
+        entry.is_some_and(|entry| !matches!(entry.type_id, 34 | 35 | 42 | 142 | 143))
     }
 
     /// Returns the linears that have a bias in the first layer. One of gate and up alone stays without a role, and is refused.
@@ -113,7 +135,7 @@ impl<'a> Finder<'a> {
             Linear::Gate | Linear::Up => has_gate_and_up,
             linear => has_bias(*linear),
         };
-        Linear::ALL.into_iter().filter(counts).collect()
+        Linear::OF_ATTENTION.into_iter().filter(counts).collect()
     }
 
     /// Returns whether the first linear has a scale for each group of inputs: by its type, or by the scales of its `TQ`

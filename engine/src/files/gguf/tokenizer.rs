@@ -166,9 +166,12 @@ fn splitting(keys: &Keys<'_>) -> Result<Splitting, ModelError> {
             plain(json::llama3_pre_tokenizer(), true)
         }
         "gpt-2" => plain(byte_level(true), false),
-        "qwen2" => Ok(Splitting {
+        name @ ("qwen2" | "qwen35") => Ok(Splitting {
             normalizer: json!({ "type": "NFC" }),
-            pre_tokenizer: json::qwen2_pre_tokenizer(),
+            pre_tokenizer: match name {
+                "qwen2" => json::qwen2_pre_tokenizer(),
+                _ => json::qwen35_pre_tokenizer(),
+            },
             ignore_merges: false,
         }),
         _ => Err(keys.unsupported("tokenizer.ggml.pre", "unknown pre-tokenizer")),

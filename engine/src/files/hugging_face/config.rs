@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::python_json::without_literals;
 use super::{
     family::{Family, MULTIPLIER_KEYS},
+    hybrid,
     json_keys::Keys,
     rope, understood,
 };
@@ -53,14 +54,20 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         .map_err(|source| ModelError::Json { file: "config.json".to_owned(), source })?;
     let keys = Keys { map: &root, prefix: "" };
     let family = Family::read(&keys)?;
-    let (is_bitnet, is_qwen3) = (family == Family::Bitnet, family == Family::Qwen3);
+    // Models that read images, too, have the settings of text apart.
+    let text = keys.get("text_config").and_then(Value::as_object);
+    let keys = match text.filter(|_| family == Family::Qwen35) {
+        Some(map) => Keys { map, prefix: "text_config." },
+        None => keys,
+    };
+    let root = keys.map;
+    let (is_bitnet, is_hybrid) = (family == Family::Bitnet, family == Family::Qwen35);
+    let is_qwen3 = family == Family::Qwen3 || is_hybrid;
     understood::refuse_keys(&keys, family)?;
     let is_dense = family == Family::Llama && keys.get("quantization_config").is_none();
     let (storage, linear_norm_eps) = match one_bit_llm(&keys, is_bitnet)? {
         true => (WeightStorage::OneBitLlm, None),
-        false if is_dense || matches!(family, Family::MiniCpm | Family::Qwen3) => {
-            refuse_quantization(&keys)?
-        }
+        false if is_dense || family == Family::MiniCpm || is_qwen3 => refuse_quantization(&keys)?,
         false => quantization(&keys)?,
     };
     let sub_norms = is_bitnet || storage == WeightStorage::OneBitLlm;
@@ -82,13 +89,19 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
     let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
-    let shape = rope::Shape { context_length, frequencies: head_dim / 2 };
+    let rotary_dim = match is_hybrid {
+        true => Some(hybrid::rotary_dim(&keys, head_dim)?).filter(|turned| *turned != head_dim),
+        false => None,
+    };
+    let shape = rope::Shape { context_length, frequencies: rotary_dim.unwrap_or(head_dim) / 2 };
     let rope = match family {
         Family::Qwen3 => rope::parse(&keys, shape, Some("yarn")),
+        Family::Qwen35 => rope::parse(&keys, shape, Some(rope::HYBRID)),
         Family::MiniCpm => rope::parse(&keys, shape, Some("longrope")),
         Family::Bitnet | Family::Llama => rope::parse(&keys, shape, None),
     }?;
     let layer_count = keys.required_size("num_hidden_layers", LAYERS_MAX)?;
+    let delta_net = is_hybrid.then(|| hybrid::delta_net(&keys, layer_count)).transpose()?;
     let model = ModelConfig {
         architecture: family.name().to_owned(),
         hidden_size,
@@ -113,6 +126,8 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
             Family::MiniCpm => multipliers(&keys, hidden_size, layer_count)?,
             _ => Multipliers::NONE,
         },
+        rotary_dim,
+        delta_net,
         pooling: None,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
@@ -128,8 +143,13 @@ fn linear_biases(keys: &Keys<'_>) -> Result<Vec<Linear>, ModelError> {
     let has_bias = |linear: &Linear| match linear {
         Linear::Q | Linear::K | Linear::V | Linear::O => attention,
         Linear::Gate | Linear::Up | Linear::Down => feed_forward,
+        Linear::DeltaInput
+        | Linear::DeltaGate
+        | Linear::DecayRate
+        | Linear::LearningRate
+        | Linear::DeltaOutput => false,
     };
-    Ok(Linear::ALL.into_iter().filter(has_bias).collect())
+    Ok(Linear::OF_ATTENTION.into_iter().filter(has_bias).collect())
 }
 
 /// Reads the constant factors of MiniCPM.

@@ -10,10 +10,27 @@ pub(super) enum Family {
     Llama,
     MiniCpm,
     Qwen3,
+    Qwen35,
 }
 
 /// Keys of MiniCPM's factors that other families have with another meaning.
 pub(super) const MULTIPLIER_KEYS: [&str; 2] = ["scale_emb", "scale_depth"];
+
+/// Keys of Qwen3.5's recurrent layers and gated attention. Its draft head is not read: `mtp` tensors are skipped.
+const HYBRID_KEYS: [&str; 12] = [
+    "attn_output_gate",
+    "full_attention_interval",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+    "mamba_ssm_dtype",
+    "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
+    "partial_rotary_factor",
+    "layer_types",
+];
 
 impl Family {
     /// Reads `model_type`.
@@ -27,6 +44,7 @@ impl Family {
             "llama" => Self::Llama,
             "minicpm" => Self::MiniCpm,
             "qwen3" => Self::Qwen3,
+            "qwen3_5_text" | "qwen3_5" => Self::Qwen35,
             other => return Err(keys.unsupported(KEY, needs::of_architecture(other))),
         })
     }
@@ -38,6 +56,7 @@ impl Family {
             Self::Llama => "llama",
             Self::MiniCpm => "minicpm",
             Self::Qwen3 => "qwen3",
+            Self::Qwen35 => "qwen35",
         }
     }
 
@@ -45,6 +64,7 @@ impl Family {
     pub fn own_keys(self) -> &'static [&'static str] {
         match self {
             Self::MiniCpm => &MULTIPLIER_KEYS,
+            Self::Qwen35 => &HYBRID_KEYS,
             _ => &[],
         }
     }

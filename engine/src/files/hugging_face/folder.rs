@@ -210,7 +210,7 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     let special = TokenizerConfig::parse(tokenizer_config.as_deref(), map.as_deref())?;
     let tokenizer = Tokenizer::with_config(&folder.tokenizer, &special)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
-    if model.architecture == "qwen3" && !has_end_tokens {
+    if matches!(&*model.architecture, "qwen3" | "qwen35") && !has_end_tokens {
         // As GGUF files of the same model: their format has one key for these tokens.
         let named = END_TOKENS.iter().filter_map(|name| tokenizer.token_id(name));
         model.eos_tokens.extend(named.filter(|&id| tokenizer.is_special(id)));
@@ -228,7 +228,7 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     let mut entries = HashMap::new();
     let mut listing = Vec::new();
     for (file, (shard, bytes)) in folder.shards.into_iter().enumerate() {
-        for entry in safetensors::parse(&shard, &bytes)? {
+        for mut entry in safetensors::parse(&shard, &bytes)? {
             listing.push(TensorInfo {
                 name: entry.name.clone(),
                 type_name: entry.dtype.name().to_owned(),
@@ -236,12 +236,21 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
                 size_bytes: entry.range.len() as u64,
             });
             let offset = entry.range.start as u64;
+            // Models that read images, too, have the part for text under a name of its own.
+            if model.delta_net.is_some()
+                && let Some(of_text) = entry.name.strip_prefix("model.language_model.")
+            {
+                entry.name = format!("model.{of_text}");
+            }
             if let Some((_, twice)) = entries.insert(entry.name.clone(), (file, entry)) {
                 let problem = Problem::Duplicate(twice.name.clone());
                 return Err(ModelError::bad_tensor(&twice.name, offset, problem));
             }
         }
         files.push(bytes);
+    }
+    if let Some(delta) = &mut model.delta_net {
+        delta.dense_rates = tensors::has_dense_rates(&entries, &files);
     }
     let tensors = tensors::find(entries, &files, &model, storage)?;
     Ok(Parts {

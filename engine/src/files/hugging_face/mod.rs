@@ -4,6 +4,7 @@
 pub mod config;
 mod family;
 pub(crate) mod folder;
+mod hybrid;
 mod json_keys;
 pub(crate) mod names;
 pub(crate) mod python_json;

@@ -1,6 +1,6 @@
 //! Names of tensors in Hugging Face folders, by role.
 
-use crate::config::{Linear, Norm};
+use crate::config::{DeltaTensor, Linear, Norm};
 
 /// Returns the module path of a linear inside its layer.
 pub(crate) fn linear_module(linear: Linear) -> &'static str {
@@ -12,6 +12,11 @@ pub(crate) fn linear_module(linear: Linear) -> &'static str {
         Linear::Gate => "mlp.gate_proj",
         Linear::Up => "mlp.up_proj",
         Linear::Down => "mlp.down_proj",
+        Linear::DeltaInput => "linear_attn.in_proj_qkv",
+        Linear::DeltaGate => "linear_attn.in_proj_z",
+        Linear::DecayRate => "linear_attn.in_proj_a",
+        Linear::LearningRate => "linear_attn.in_proj_b",
+        Linear::DeltaOutput => "linear_attn.out_proj",
     }
 }
 
@@ -34,6 +39,19 @@ pub(crate) fn norm_name(norm: Norm) -> String {
         Norm::Linear(layer, linear) => {
             format!("model.layers.{layer}.{}.rms_norm.weight", linear_module(linear))
         }
+        Norm::Delta(layer) => format!("model.layers.{layer}.linear_attn.norm.weight"),
         Norm::Final => "model.norm.weight".to_owned(),
+    }
+}
+
+/// Returns the name of a tensor of a recurrent layer.
+pub(crate) fn delta_name(layer: usize, tensor: DeltaTensor) -> String {
+    let of = |name: &str| format!("model.layers.{layer}.linear_attn.{name}");
+    match tensor {
+        DeltaTensor::Decay => of("A_log"),
+        DeltaTensor::DecayBias => of("dt_bias"),
+        DeltaTensor::Convolution => of("conv1d.weight"),
+        DeltaTensor::DecayRate => linear_name(layer, Linear::DecayRate),
+        DeltaTensor::LearningRate => linear_name(layer, Linear::LearningRate),
     }
 }

@@ -14,6 +14,9 @@ use crate::{
 /// Largest context accepted.
 const CONTEXT_MAX: u64 = u32::MAX as u64;
 
+/// The family of which RoPE turns a part of a head, in place of a kind of scaling.
+pub(super) const HYBRID: &str = "qwen35";
+
 /// Base and scaling. The base is `None` if the file leaves it to the default of the model family.
 pub(super) struct Rope {
     pub theta: Option<f32>,
@@ -66,6 +69,12 @@ fn scaling(keys: &Keys<'_>, shape: Shape, own: Option<&str>) -> Result<RopeScali
         let Some(value) = keys.get(key) else { continue };
         let fine = match key {
             "rope_theta" | "rope_type" | "type" => true,
+            // Of text all positions are equal, so that their division changes nothing.
+            "partial_rotary_factor" | "mrope_section" | "mrope_interleaved"
+                if own == Some(HYBRID) =>
+            {
+                true
+            }
             "partial_rotary_factor" => value.as_f64() == Some(1.0),
             _ => known.contains(&key),
         };

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use super::{
     config::WeightStorage,
-    names::{linear_module, linear_name, norm_name},
+    names::{delta_name, linear_module, linear_name, norm_name},
     safetensors::{Dtype, TensorEntry},
     understood,
 };
 use crate::{
-    config::{Linear, ModelConfig, Norm},
+    config::{DeltaTensor, Linear, ModelConfig, Norm},
     files::{
         encodings::{
             blocks::GROUP_MIN,
@@ -19,8 +19,8 @@ use crate::{
         },
         error::{ModelError, Problem, shorten},
         mmap::Bytes,
-        parts::{DenseTensor, Span, Tensors, TernaryTensor},
-        roles::{biases, norm_len, norms},
+        parts::{DenseTensor, HybridLayout, Span, Tensors, TernaryTensor},
+        roles::{biases, delta_shape, delta_tensors, linears, norm_len, norms},
     },
     formats::Scale,
 };
@@ -39,6 +39,30 @@ pub(crate) fn find(
     let tensors = finder.tensors(config, storage)?;
     finder.refuse_leftovers(config)?;
     Ok(tensors)
+}
+
+/// Returns whether the matrices of rates of a hybrid model are dense: whether a group of the first one's inputs has several
+/// magnitudes.
+pub(crate) fn has_dense_rates(
+    entries: &HashMap<String, (usize, TensorEntry)>,
+    files: &[Bytes],
+) -> bool {
+    let Some((file, entry)) = entries.get(&delta_name(0, DeltaTensor::DecayRate)) else {
+        return false;
+    };
+    let Ok(dtype) = dense_type(entry, "F32, F16 or BF16") else { return false };
+    let count = entry.shape.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
+    let bytes = &files[*file][entry.range.clone()];
+    if dtype.row_bytes(usize::try_from(count).unwrap_or(usize::MAX)) != Some(bytes.len()) {
+        return false;
+    }
+    let mut values = vec![0f32; count as usize];
+    widen(dtype, bytes, &mut values);
+    values.chunks(GROUP_MIN).any(|group| {
+        let mut magnitudes = group.iter().map(|x| x.abs()).filter(|x| *x != 0.0);
+        let first = magnitudes.next();
+        magnitudes.any(|x| Some(x) != first)
+    })
 }
 
 /// Takes tensors out of the files' listing, one role at a time.
@@ -64,8 +88,8 @@ impl Finder<'_> {
         // Not reserved ahead: a false layer count must fail at the first missing tensor.
         let mut linears = Vec::new();
         for layer in 0..config.layer_count {
-            let mut of_layer = Vec::with_capacity(Linear::ALL.len());
-            for linear in Linear::ALL {
+            let mut of_layer = Vec::with_capacity(Linear::OF_ATTENTION.len());
+            for &linear in config.linears(layer) {
                 let (rows, cols) = config.linear_shape(linear);
                 of_layer.push(self.linear(linear_name(layer, linear), rows, cols, storage)?);
             }
@@ -90,15 +114,27 @@ impl Finder<'_> {
             let (rows, _) = config.linear_shape(linear);
             by_linear.insert((layer, linear), self.dense(name, &[rows])?);
         }
-        Ok(Tensors { linears, norms: by_role, biases: by_linear, embedding, head })
+        let mut delta = HashMap::new();
+        for (layer, tensor) in delta_tensors(config) {
+            let (rows, cols) = delta_shape(config, tensor);
+            let shape = match tensor {
+                DeltaTensor::Convolution => vec![rows, 1, cols],
+                _ if rows == 1 => vec![cols],
+                _ => vec![rows, cols],
+            };
+            delta.insert((layer, tensor), self.dense(delta_name(layer, tensor), &shape)?);
+        }
+        let is_hybrid = config.delta_net.is_some();
+        let hybrid = HybridLayout { tiled: false, log_decay: is_hybrid, centred_norms: is_hybrid };
+        Ok(Tensors { linears, norms: by_role, biases: by_linear, delta, hybrid, embedding, head })
     }
 
     /// Checks that every row is a whole number of groups.
     fn check_groups(&self, config: &ModelConfig) -> Result<(), ModelError> {
-        for linear in Linear::ALL {
+        for (layer, linear) in linears(config) {
             let (_, cols) = config.linear_shape(linear);
             if !cols.is_multiple_of(GROUP_MIN) {
-                let name = linear_name(0, linear);
+                let name = linear_name(layer, linear);
                 let offset = self.entries.get(&name).map_or(0, |(_, entry)| entry.range.start);
                 let (value, of) = (cols as u64, GROUP_MIN as u64);
                 let problem = Problem::NotAMultiple { what: "row length", value, of };
@@ -120,7 +156,7 @@ impl Finder<'_> {
         check_shape(&entry, shape)?;
         let span = Span { file, range: entry.range };
         let (rows, cols) = match *shape {
-            [rows, cols] => (rows, cols),
+            [rows, cols] | [rows, 1, cols] => (rows, cols),
             _ => (1, shape[0]),
         };
         Ok(DenseTensor { name, span, rows, cols, dtype })
@@ -181,9 +217,9 @@ impl Finder<'_> {
     /// Rejects tensors without a role, because they may change the computation.
     fn refuse_leftovers(self, config: &ModelConfig) -> Result<(), ModelError> {
         let names = self.entries.keys().map(String::as_str);
-        ModelError::refuse_left_over(
-            names.filter(|name| !understood::ignores(name, config.tied_head)),
-        )
+        ModelError::refuse_left_over(names.filter(|name| {
+            !understood::ignores(name, config.tied_head, config.delta_net.is_some())
+        }))
     }
 }
 

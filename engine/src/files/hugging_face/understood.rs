@@ -135,7 +135,7 @@ pub(super) fn refuse_keys(keys: &Keys<'_>, family: Family) -> Result<(), ModelEr
     if keys.get("use_sliding_window") == Some(&Value::Bool(true)) {
         return Err(keys.unsupported("use_sliding_window", "windowed attention"));
     }
-    if let Some(types) = keys.get("layer_types") {
+    if let Some(types) = keys.get("layer_types").filter(|_| family != Family::Qwen35) {
         let full = |kind: &Value| kind == "full_attention";
         if !types.as_array().is_some_and(|types| types.iter().all(full)) {
             return Err(keys.unsupported("layer_types", "layers other than full attention"));
@@ -198,8 +198,13 @@ pub(super) fn refuse_files(folder: &Path) -> Result<(), ModelError> {
 /// Returns whether a tensor without a role may stay in the folder, because it changes no result:
 ///
 /// - `lm_head.weight` of a model that shares its embedding: transformers ties both, whatever the file has;
+/// - `model.visual.*` and `mtp.*` of Qwen3.5: what reads images, and what drafts tokens;
 /// - `rotary_emb.inv_freq`, which old versions of transformers saved and no version reads: the frequencies follow from theta.
-pub(super) fn ignores(tensor: &str, tied_head: bool) -> bool {
+pub(super) fn ignores(tensor: &str, tied_head: bool, is_hybrid: bool) -> bool {
+    // The parts for images and for drafts.
+    if is_hybrid && (tensor.starts_with("model.visual.") || tensor.starts_with("mtp.")) {
+        return true;
+    }
     let is_frequencies = |name: &str| {
         let Some(module) = name.strip_suffix("rotary_emb.inv_freq") else { return false };
         module == "model."

@@ -72,7 +72,7 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         add(norm_name(norm), Dtype::Bf16, &[norm_len(config, norm)], fill);
     }
     for layer in 0..config.layer_count {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let (rows, cols) = config.linear_shape(linear);
             let name = linear_name(layer, linear);
             let scale = format!("{name}_scale");

@@ -53,7 +53,7 @@ enum Fill {
 
 /// Writes a random model.
 pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
-    for cols in Linear::ALL.map(|linear| config.linear_shape(linear).1) {
+    for cols in Linear::OF_ATTENTION.map(|linear| config.linear_shape(linear).1) {
         if !cols.is_multiple_of(PQ2_0_BLOCK) {
             let (key, value) = ("input size of a linear".to_owned(), cols.to_string());
             return Err(ModelError::BadKey { key, value, expected: "a multiple of 128" });
@@ -120,7 +120,7 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         plan.push((TensorPlan { name, dims, type_id: 0, size_bytes }, fill));
     }
     for layer in 0..config.layer_count {
-        for linear in Linear::ALL {
+        for linear in Linear::OF_ATTENTION {
             let (rows, cols) = config.linear_shape(linear);
             // Trits have variance 2/3: this scale preserves the variance of the activations.
             let scale = (1.5 / cols as f32).sqrt();

@@ -98,6 +98,8 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
             },
             _ => Multipliers::NONE,
         },
+        rotary_dim: None,
+        delta_net: None,
         pooling: None,
         tied_head,
         bos_token: Some(BOS),

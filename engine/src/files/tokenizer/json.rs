@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::tokenizer::{LLAMA3_REGEX, QWEN2_REGEX};
+use crate::tokenizer::{LLAMA3_REGEX, QWEN2_REGEX, QWEN35_REGEX};
 
 /// Control tokens that end a turn besides `eos_token_id`: the format has one key, but models have
 /// several such tokens (llama.cpp recognizes the same names).
@@ -75,6 +75,11 @@ pub(crate) fn llama3_pre_tokenizer() -> Value {
 /// Returns the pre-tokenizer of Qwen2 and Qwen3.
 pub(crate) fn qwen2_pre_tokenizer() -> Value {
     split_by(QWEN2_REGEX)
+}
+
+/// Returns the pre-tokenizer of Qwen3.5, which joins marks to letters.
+pub(crate) fn qwen35_pre_tokenizer() -> Value {
+    split_by(QWEN35_REGEX)
 }
 
 fn split_by(regex: &str) -> Value {

@@ -8,6 +8,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod byte_dots;
+mod delta;
 mod kv;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -22,6 +23,7 @@ mod tests;
 use half::{bf16, f16};
 
 pub use attention::{AttentionTile, Stored};
+pub use delta::DeltaToken;
 pub use kv::KvElement;
 pub use lanes::LANES;
 pub use outputs::{Columns, Sums, Values};
@@ -30,10 +32,13 @@ use super::{
     Digits, Isa,
     screen::{Bounds, Products, RangeNoise},
 };
-use crate::config::Activation;
+use crate::config::{Activation, DeltaNet};
+
+const TAPS: usize = DeltaNet::TAPS;
 
 type AttentionFn<E> = unsafe fn(&AttentionTile<'_, E>, &[f32], &[usize], &mut Vec<f32>, &mut [f32]);
 type SelectFn = unsafe fn(&Bounds<'_>, Option<&RangeNoise>, f32, &[f32], &mut Vec<usize>);
+type ConvolveFn = unsafe fn([&[f32]; TAPS], [&[f32]; TAPS], &mut [f32]);
 type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
 
 /// The kernels of one ISA. [`FloatKernels::for_isa`] checks that this machine can run them.
@@ -61,6 +66,10 @@ pub struct FloatKernels {
     head_f16: HeadFn<f16>,
     head_bf16: HeadFn<bf16>,
     head_i8: HeadFn<i8>,
+    delta_rule: unsafe fn(&mut [f32], &DeltaToken<'_>, &mut [f32]),
+    convolve: ConvolveFn,
+    to_length: unsafe fn(&mut [f32], f32),
+    apply_gate: unsafe fn(&mut [f32], &[f32], bool),
 }
 
 /// Element types of head rows.
@@ -241,6 +250,52 @@ impl FloatKernels {
     ) {
         // SAFETY: see `rms_norm`.
         unsafe { E::attention(self)(tile, queries, positions, scratch, out) }
+    }
+
+    /// Changes the state of a value head by a token, and reads it: `state = decay state + key eᵀ` with
+    /// `e = beta (value − decay stateᵀ key)`; `out = stateᵀ query`. // state: (d, d), by key and then by value; out: (d,)
+    ///
+    /// # Panics
+    /// If `d` is not a multiple of sixteen, or a length differs.
+    pub fn delta_rule(&self, state: &mut [f32], token: &DeltaToken<'_>, out: &mut [f32]) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.delta_rule)(state, token, out) }
+    }
+
+    /// `out = silu(Σ weights[i] ⊙ inputs[i])`, by element; the last input is the current one.
+    ///
+    /// # Panics
+    /// As [`delta_rule`](Self::delta_rule).
+    pub fn convolve(&self, weights: [&[f32]; TAPS], inputs: [&[f32]; TAPS], out: &mut [f32]) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.convolve)(weights, inputs, out) }
+    }
+
+    /// `x = x · factor / √(Σx² + 1e-6)`
+    ///
+    /// # Panics
+    /// As [`delta_rule`](Self::delta_rule).
+    pub fn to_length(&self, x: &mut [f32], factor: f32) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.to_length)(x, factor) }
+    }
+
+    /// `x = x ⊙ sigmoid(gate)`
+    ///
+    /// # Panics
+    /// As [`delta_rule`](Self::delta_rule).
+    pub fn apply_sigmoid(&self, x: &mut [f32], gate: &[f32]) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.apply_gate)(x, gate, false) }
+    }
+
+    /// `x = x ⊙ silu(gate)`
+    ///
+    /// # Panics
+    /// As [`delta_rule`](Self::delta_rule).
+    pub fn apply_silu(&self, x: &mut [f32], gate: &[f32]) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.apply_gate)(x, gate, true) }
     }
 
     /// Computes the logits of head rows `(r, len)` for hidden rows `(n, len)` into `(n, r)`.

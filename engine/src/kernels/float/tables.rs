@@ -4,7 +4,8 @@ use half::{bf16, f16};
 
 use super::{
     super::screen::{self, Bounds, Products, RangeNoise},
-    AttentionTile, Columns, FloatKernels, KvElement, Sums, Values, attention, attention_q8,
+    AttentionTile, Columns, DeltaToken, FloatKernels, KvElement, Sums, TAPS, Values, attention,
+    attention_q8, delta,
     lanes::Element,
     ops, outputs,
 };
@@ -40,7 +41,32 @@ macro_rules! instantiate {
                 head_f16,
                 head_bf16,
                 head_i8,
+                delta_rule,
+                convolve,
+                to_length,
+                apply_gate,
             };
+
+            instantiate!(@fn $features delta_rule(
+                state: &mut [f32],
+                token: &DeltaToken<'_>,
+                out: &mut [f32]
+            ) {
+                delta::delta_rule::<$lanes>(state, token, out)
+            });
+            instantiate!(@fn $features convolve(
+                weights: [&[f32]; TAPS],
+                inputs: [&[f32]; TAPS],
+                out: &mut [f32]
+            ) {
+                delta::convolve::<$lanes>(weights, inputs, out)
+            });
+            instantiate!(@fn $features to_length(x: &mut [f32], factor: f32) {
+                delta::to_length::<$lanes>(x, factor)
+            });
+            instantiate!(@fn $features apply_gate(x: &mut [f32], gate: &[f32], silu: bool) {
+                delta::apply_gate::<$lanes>(x, gate, silu)
+            });
 
             instantiate!(@fn $features rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
                 ops::rms_norm::<$lanes>(x, w, eps, out)

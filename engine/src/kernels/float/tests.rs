@@ -336,3 +336,53 @@ fn exp_is_accurate() {
         }
     }
 }
+
+#[test]
+fn delta_rule_and_gates_are_equal_on_every_isa_and_follow_the_formula() {
+    for d in [16, 48, 64, 128] {
+        let of = |seed| values(d, seed);
+        let token =
+            DeltaToken { query: &of(1), key: &of(2), value: &of(3), decay: 0.9, beta: 0.25 };
+        let before = values(d * d, 4);
+        let (mut state, mut out) = (before.clone(), vec![0.0; d]);
+        scalar().delta_rule(&mut state, &token, &mut out);
+        for column in 0..d {
+            let decayed = |row: usize| 0.9 * f64::from(before[row * d + column]);
+            let found: f64 = (0..d).map(|row| decayed(row) * f64::from(token.key[row])).sum();
+            let e = 0.25 * (f64::from(token.value[column]) - found);
+            let new = |row: usize| decayed(row) + f64::from(token.key[row]) * e;
+            let read: f64 = (0..d).map(|row| new(row) * f64::from(token.query[row])).sum();
+            let scale: f64 = (0..d).map(|r| (new(r) * f64::from(token.query[r])).abs()).sum();
+            assert!(
+                (f64::from(out[column]) - read).abs() <= 1e-4 * scale.max(1e-3),
+                "{d} {column}"
+            );
+        }
+        let weights = [of(5), of(6), of(7), of(8)];
+        let inputs = [of(9), of(10), of(11), of(12)];
+        let convolve = |kernels: &FloatKernels| {
+            let mut out = vec![0.0; d];
+            let [weights, inputs] =
+                [&weights, &inputs].map(|of| std::array::from_fn(|i| &of[i][..]));
+            kernels.convolve(weights, inputs, &mut out);
+            out
+        };
+        let gated = |kernels: &FloatKernels| {
+            let mut x = of(13);
+            kernels.apply_sigmoid(&mut x, &of(14));
+            kernels.apply_silu(&mut x, &of(15));
+            kernels.to_length(&mut x, 0.5);
+            x
+        };
+        let length = gated(scalar()).iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        assert!((length - 0.5).abs() < 1e-3, "{length}");
+        for kernels in isas() {
+            let (mut other, mut read) = (before.clone(), vec![0.0; d]);
+            kernels.delta_rule(&mut other, &token, &mut read);
+            assert_same(&state, &other, "state");
+            assert_same(&out, &read, "read");
+            assert_same(&convolve(scalar()), &convolve(kernels), "convolution");
+            assert_same(&gated(scalar()), &gated(kernels), "gates");
+        }
+    }
+}

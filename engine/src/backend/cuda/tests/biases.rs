@@ -22,7 +22,7 @@ const GROUPS: &str = "group-linears/llama-tq2_0.gguf";
 /// Models with one scale per matrix: multiplied, divided, with norms of linears, and quantized at load.
 const FOLDERS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
 
-/// Names of the linears in a folder, in the order of [`Linear::ALL`].
+/// Names of the linears in a folder, in the order of [`Linear::OF_ATTENTION`].
 const MODULES: [&str; 7] = [
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -54,7 +54,8 @@ fn with_biases(name: &str, attention: bool, feed_forward: bool) -> Arc<Model> {
     };
     write("model.safetensors", &add_biases(&read("model.safetensors"), &from, has_bias));
     let model = Arc::new(Model::open(folder.path()).expect("the model opens"));
-    let want: Vec<Linear> = Linear::ALL.into_iter().filter(|linear| has_bias(*linear)).collect();
+    let want: Vec<Linear> =
+        Linear::OF_ATTENTION.into_iter().filter(|linear| has_bias(*linear)).collect();
     assert_eq!(model.config().linear_biases, want);
     model
 }
@@ -68,7 +69,7 @@ fn add_biases(file: &[u8], folder: &Path, has_bias: impl Fn(Linear) -> bool) -> 
     let mut header = header.expect("the header is JSON");
     let mut data = file[8 + len..].to_vec();
     for layer in 0..config.layer_count {
-        for (linear, module) in Linear::ALL.into_iter().zip(MODULES) {
+        for (linear, module) in Linear::OF_ATTENTION.into_iter().zip(MODULES) {
             if !has_bias(linear) {
                 continue;
             }

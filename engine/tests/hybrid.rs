@@ -1,0 +1,338 @@
+//! Models with recurrent layers (Qwen3.5 in the structure of Ternary Bonsai 27B): logits and greedy answers are those of
+//! `transformers`, in one step, in pieces, token by token and beside others. golden/README.md explains the permitted differences.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod support;
+
+use std::{fs, sync::Arc, time::Instant};
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use support::{RawGguf, all_logits, cases, config_refusal, golden, numbers, parsed};
+use tritmill_engine::{
+    Event, Request, SamplingParams,
+    backend::{
+        Backend, Chunk, Logits, LogitsFor, StepError,
+        cpu::{self, CpuOptions, KvType},
+    },
+    config::DeltaTensor,
+    files::Model,
+    formats::Format,
+    kernels::{Digits, Isa},
+    kv::BlockId,
+    load::{self, DeviceChoice, EngineOptions, LoadError},
+};
+
+const BLOCKS: usize = 64;
+const FILES: [&str; 2] =
+    ["qwen35-tiny/qwen35-tiny-pq2_0.gguf", "qwen35-tiny/qwen35-tiny-ptq1_0.gguf"];
+
+fn open(path: &str) -> Arc<Model> {
+    Arc::new(Model::open(&golden(path)).unwrap())
+}
+
+fn options(activations: Digits) -> CpuOptions {
+    let activations = Some(activations);
+    CpuOptions { threads: 2, kv: KvType::F32, activations, ..CpuOptions::new(BLOCKS) }
+}
+
+struct Prompt {
+    name: String,
+    ids: Vec<u32>,
+    /// Of the mathematics with int8 activations, and with none, at the last position.
+    int8_logits: Vec<f32>,
+    full_logits: Vec<f32>,
+    greedy: Vec<usize>,
+    margins: Vec<f64>,
+}
+
+fn prompts(model: &str) -> Vec<Prompt> {
+    let bytes = fs::read(golden(&format!("{model}/logits.safetensors"))).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |name: String| -> Vec<f32> {
+        let data = tensors.tensor(&name).unwrap().data().to_vec();
+        data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    let prompt = |p: &Value| {
+        let name = p["name"].as_str().unwrap().to_owned();
+        Prompt {
+            ids: numbers(&p["ids"]).into_iter().map(|id| id as u32).collect(),
+            int8_logits: floats(format!("{name}.last_logits")),
+            full_logits: floats(format!("{name}.full_logits")),
+            greedy: numbers(&p["greedy_full"]["ids"]).into_iter().map(|id| id as usize).collect(),
+            margins: numbers(&p["greedy_full"]["margin"]),
+            name,
+        }
+    };
+    cases(model)["prompts"].as_array().unwrap().iter().map(prompt).collect()
+}
+
+/// Returns the largest difference, and the RMS of the differences relative to that of `want`.
+fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
+    let (mut largest, mut error, mut power) = (0f64, 0f64, 0f64);
+    for (g, w) in got.iter().zip(want) {
+        let d = (f64::from(*g) - f64::from(*w)).abs();
+        largest = largest.max(d);
+        error += d * d;
+        power += f64::from(*w) * f64::from(*w);
+    }
+    (largest, (error / power).sqrt())
+}
+
+#[test]
+fn logits_are_those_of_the_reference() {
+    for file in FILES {
+        let model = open(file);
+        for digits in Digits::ALL {
+            let mut backend = cpu::load(Arc::clone(&model), options(digits)).unwrap();
+            for (index, prompt) in prompts("qwen35-tiny").iter().enumerate() {
+                let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
+                let last = logits.last().unwrap();
+                let name = &prompt.name;
+                let want = match digits {
+                    Digits::One => &prompt.int8_logits,
+                    Digits::Two => &prompt.full_logits,
+                };
+                let (largest, relative) = differences(last, want);
+                match digits {
+                    // Shorter prompts are free of values between two integers, which round one way or the other.
+                    Digits::One if index < 3 => assert!(largest < 1e-3, "{name}: {largest}"),
+                    Digits::One => assert!(relative < 0.05, "{name}: {relative}"),
+                    Digits::Two => assert!(relative < 2e-3, "{name}: {relative}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_answers_are_those_of_the_reference() {
+    let options = EngineOptions { kv: KvType::F32, ..EngineOptions::default() };
+    let mut engine = load::engine(&open(FILES[0]), &options).unwrap();
+    let prompts = prompts("qwen35-tiny");
+    // All at once, and two choices each: states beside each other, and one that is computed again.
+    let sampling = SamplingParams {
+        max_tokens: 32,
+        temperature: 0.0,
+        n: 2,
+        ignore_eos: true,
+        ..Default::default()
+    };
+    let submit = |prompt: &Prompt| Request {
+        prompt: prompt.ids.clone(),
+        sampling: sampling.clone(),
+        ..Request::default()
+    };
+    let ids: Vec<_> = prompts.iter().map(|p| engine.submit(submit(p)).unwrap()).collect();
+    let mut answered = 0;
+    while !engine.is_idle() {
+        for event in engine.step(Instant::now()).events {
+            let (id, output) = match event {
+                Event::Finished { id, output } => (id, output),
+                Event::Failed { error, .. } => panic!("{error}"),
+                Event::Delta { .. } => continue,
+            };
+            let prompt = &prompts[ids.iter().position(|of| *of == id).unwrap()];
+            assert_eq!(output.choices[0].tokens, output.choices[1].tokens, "{}", prompt.name);
+            let sure = prompt.margins.iter().take_while(|margin| **margin > 0.02).count();
+            let tokens: Vec<usize> =
+                output.choices[0].tokens.iter().map(|token| *token as usize).collect();
+            assert_eq!(tokens[..sure], prompt.greedy[..sure], "{}", prompt.name);
+            assert_eq!(output.cached_tokens, 0);
+            answered += 1;
+        }
+    }
+    assert_eq!(answered, prompts.len());
+}
+
+/// Computes a prompt in pieces of these lengths in the places of a slot, and returns the logits of every position.
+fn in_pieces(
+    backend: &mut dyn Backend,
+    (slot, first_block): (u32, u32),
+    tokens: &[u32],
+    lengths: impl Iterator<Item = usize>,
+) -> Vec<f32> {
+    let blocks: Vec<BlockId> = (first_block..first_block + 16).map(BlockId).collect();
+    let (mut position, mut all) = (0, Vec::new());
+    for length in lengths {
+        let end = (position + length).min(tokens.len());
+        if position == end {
+            break;
+        }
+        let mut logits = Logits::default();
+        let tokens = &tokens[position..end];
+        let chunk = Chunk { tokens, position, blocks: &blocks, logits: LogitsFor::All, slot };
+        backend.step(&[chunk], &mut logits).unwrap();
+        all.extend_from_slice(logits.all());
+        position = end;
+    }
+    all
+}
+
+#[test]
+fn bits_do_not_depend_on_pieces_neighbours_threads_isas_or_formats() {
+    let model = open(FILES[0]);
+    let prompts = prompts("qwen35-tiny");
+    let tokens = &prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap().ids[..130];
+    let other = &prompts[2].ids;
+    let mut expected: Option<Vec<f32>> = None;
+    let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    for (isa, format) in isas.flat_map(|isa| Format::ALL.map(|format| (isa, format))) {
+        for threads in [1, 3] {
+            let options = CpuOptions { isa, format, threads, ..options(Digits::Two) };
+            let mut backend = cpu::load(Arc::clone(&model), options).unwrap();
+            let whole = in_pieces(backend.as_mut(), (0, 0), tokens, [tokens.len()].into_iter());
+            let expected = expected.get_or_insert_with(|| whole.clone());
+            assert!(*expected == whole, "{isa} {format}, {threads} threads");
+            if isa == Isa::Scalar {
+                continue;
+            }
+            let pieces = in_pieces(
+                backend.as_mut(),
+                (3, 16),
+                tokens,
+                [1, 2, 5, 64, 1, 30].into_iter().cycle(),
+            );
+            assert!(*expected == pieces, "in pieces");
+            let single = in_pieces(backend.as_mut(), (3, 16), tokens, std::iter::repeat(1));
+            assert!(*expected == single, "token by token, in a slot that was used");
+        }
+    }
+    // Beside another sequence.
+    let expected = expected.unwrap();
+    let mut backend = cpu::load(model, options(Digits::Two)).unwrap();
+    let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
+    let of = |tokens, position, first: usize, slot| Chunk {
+        tokens,
+        position,
+        blocks: &blocks[first..first + 16],
+        logits: LogitsFor::All,
+        slot,
+    };
+    let mut logits = Logits::default();
+    let (begin, rest) = tokens.split_at(40);
+    backend.step(&[of(other, 0, 16, 1), of(begin, 0, 0, 0)], &mut logits).unwrap();
+    let vocab = backend.vocab_size();
+    let skip = other.len() * vocab;
+    let mut together = logits.all()[skip..].to_vec();
+    backend.step(&[of(rest, 40, 0, 0), of(&other[..3], 0, 16, 1)], &mut logits).unwrap();
+    together.extend_from_slice(&logits.all()[..rest.len() * vocab]);
+    assert!(expected == together);
+    let same_slot = backend.step(&[of(begin, 0, 0, 2), of(other, 0, 16, 2)], &mut logits);
+    assert!(matches!(same_slot, Err(StepError::BadSlot { slot: 2, .. })), "{same_slot:?}");
+    let no_slot = backend.step(&[of(begin, 0, 0, 16)], &mut logits);
+    assert!(matches!(no_slot, Err(StepError::BadSlot { slot: 16, slots: 16 })), "{no_slot:?}");
+}
+
+#[test]
+fn states_are_counted_and_gpus_refuse() {
+    let model = open(FILES[0]);
+    let state = 3 * (3 * 1024 + 4 * 128 * 128) * 4;
+    let kv_bytes = Some(8 * state);
+    let options = EngineOptions { kv_bytes, ..EngineOptions::default() };
+    assert_eq!(options.slots(&model), 4, "in half of the memory");
+    let needed = load::memory_needed(&model, &options).kv;
+    assert!(needed <= 8 * state && needed > 4 * state, "{needed}");
+    let on_gpu = EngineOptions { device: DeviceChoice::Cuda(0), ..options };
+    let refused = load::engine(&model, &on_gpu).err().unwrap();
+    assert!(matches!(refused, LoadError::RecurrentOnGpu { .. }), "{refused}");
+    // More sequences than states: some wait.
+    let mut engine = load::engine(&model, &options).unwrap();
+    let sampling = SamplingParams { max_tokens: 5, ignore_eos: true, ..Default::default() };
+    for token in 0..10 {
+        let prompt = vec![token; 20];
+        engine
+            .submit(Request { prompt, sampling: sampling.clone(), ..Request::default() })
+            .unwrap();
+    }
+    while !engine.is_idle() {
+        engine.step(Instant::now());
+        assert!(engine.stats().running <= 4);
+    }
+}
+
+#[test]
+fn folder_and_files_are_the_same_model() {
+    let folder = open("qwen35-tiny");
+    let delta = folder.config().delta_net.unwrap();
+    assert_eq!((delta.attention_interval, delta.key_heads, delta.value_heads), (4, 2, 4));
+    assert!(!delta.dense_rates && folder.config().rotary_dim == Some(16));
+    for file in FILES {
+        let model = open(file);
+        for layer in 0..4 {
+            for linear in folder.config().linears(layer) {
+                let [a, b] = [&folder, &model].map(|m| m.ternary(layer, *linear).unwrap());
+                assert!(a.trits == b.trits && a.groups == b.groups, "{layer} {linear:?}");
+            }
+            let tensors = DeltaTensor::ALL.into_iter().take(if layer == 3 { 0 } else { 3 });
+            for tensor in tensors {
+                let [a, b] = [&folder, &model].map(|m| m.delta(layer, tensor).unwrap());
+                let (largest, _) = differences(&a, &b);
+                assert!(largest < 1e-6 && a.len() == b.len(), "{layer} {tensor:?}: {largest}");
+            }
+        }
+        for norm in folder.norms() {
+            let [a, b] = [&folder, &model].map(|m| m.norm(norm).unwrap());
+            assert!(differences(&a, &b).0 < 1e-6, "{norm:?}");
+        }
+        for model in [&folder, &model] {
+            for case in cases("qwen35-tiny")["tokenizer"].as_array().unwrap() {
+                let ids: Vec<u32> = numbers(&case["ids"]).into_iter().map(|id| id as u32).collect();
+                let text = case["text"].as_str().unwrap();
+                assert_eq!(model.tokenizer().encode(text, true).unwrap(), ids, "{text:?}");
+            }
+        }
+    }
+    let mut backend = cpu::load(folder, options(Digits::Two)).unwrap();
+    for prompt in prompts("qwen35-tiny") {
+        let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
+        let (_, relative) = differences(logits.last().unwrap(), &prompt.full_logits);
+        assert!(relative < 2e-3, "{}: {relative}", prompt.name);
+    }
+}
+
+#[test]
+fn settings_of_text_may_be_apart_and_others_are_refused() {
+    let plain = parsed("qwen35-tiny", |_| {}).unwrap().model;
+    let nested = parsed("qwen35-tiny", |config| {
+        let text = config.take();
+        *config = json!({ "model_type": "qwen3_5", "text_config": text, "vision_config": { "depth": 2 } });
+    });
+    assert_eq!(nested.unwrap().model, plain);
+    let refused =
+        |key: &str, value: Value| config_refusal("qwen35-tiny", |config| config[key] = value);
+    for (key, value) in [
+        ("linear_conv_kernel_dim", json!(3)),
+        ("linear_num_value_heads", json!(3)),
+        ("linear_value_head_dim", json!(64)),
+        ("linear_key_head_dim", json!(24)),
+        ("attn_output_gate", json!(false)),
+        ("full_attention_interval", json!(3)),
+        ("layer_types", json!(["linear_attention"])),
+        (
+            "layer_types",
+            json!(["full_attention", "full_attention", "full_attention", "linear_attention"]),
+        ),
+        ("num_experts", json!(8)),
+    ] {
+        let message = refused(key, value);
+        let named = if key == "full_attention_interval" { "layer_types" } else { key };
+        assert!(message.contains(named), "{key}: {message}");
+    }
+    for (key, value) in [
+        ("qwen35.ssm.conv_kernel", 3),
+        ("qwen35.ssm.group_count", 3),
+        ("qwen35.ssm.state_size", 24),
+        ("qwen35.ssm.inner_size", 511),
+        ("qwen35.full_attention_interval", 9),
+        ("qwen35.rope.dimension_count", 15),
+        ("qwen35.nextn_predict_layers", 1),
+    ] {
+        let mut file = RawGguf::read(&golden(FILES[0]));
+        file.set_u32(key, value);
+        let error = Model::open_gguf_bytes("changed", file.bytes(32)).unwrap_err().to_string();
+        let named = if key.ends_with("group_count") { "time_step_rank" } else { key };
+        assert!(error.contains(named), "{key}: {error}");
+    }
+}
