@@ -170,6 +170,24 @@ impl DeltaTensor {
         [Self::Decay, Self::DecayBias, Self::Convolution, Self::DecayRate, Self::LearningRate];
 }
 
+/// The basis of the weights, if it is rotated: every ternary linear, and the head, read their input times signs and then times a
+/// normalised Walsh-Hadamard matrix in natural order, over each block of inputs. Embedding rows are turned back.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rotation {
+    /// Inputs of a block: a power of two, at least 16.
+    pub block: usize,
+    /// 1 or −1 for each input, by the number of inputs; empty: no signs.
+    #[serde(skip)]
+    pub signs: Vec<Vec<f32>>,
+}
+
+impl Rotation {
+    /// Returns the signs of inputs of this width; empty without any.
+    pub fn signs(&self, width: usize) -> &[f32] {
+        self.signs.iter().find(|signs| signs.len() == width).map_or(&[], Vec::as_slice)
+    }
+}
+
 /// Constant factors of MiniCPM models (maximal update parametrization, Hu et al. 2024, section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Multipliers {
@@ -257,6 +275,9 @@ pub struct ModelConfig {
     /// Recurrent layers. The attention of such models has a gate: each head of Q has its query and then as many gate elements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_net: Option<DeltaNet>,
+    /// The basis of the weights, if it is rotated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rotation: Option<Rotation>,
     /// Of models that embed texts and generate none. They have no head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,

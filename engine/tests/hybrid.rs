@@ -27,6 +27,12 @@ use tritmill_engine::{
 const BLOCKS: usize = 64;
 const FILES: [&str; 2] =
     ["qwen35-tiny/qwen35-tiny-pq2_0.gguf", "qwen35-tiny/qwen35-tiny-ptq1_0.gguf"];
+/// Files in a rotated basis, as Ternary Bonsai 2.
+const ROTATED: [&str; 3] = [
+    "qwen35-rotated-tiny/qwen35-rotated-tiny-pq2_0.gguf",
+    "qwen35-rotated-tiny/qwen35-rotated-tiny-ptq1_0.gguf",
+    "qwen35-rotated-tiny/qwen35-rotated-tiny-q2_0.gguf",
+];
 
 fn open(path: &str) -> Arc<Model> {
     Arc::new(Model::open(&golden(path)).unwrap())
@@ -82,14 +88,15 @@ fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
 
 #[test]
 fn logits_are_those_of_the_reference() {
-    for file in FILES {
+    for file in FILES.into_iter().chain(ROTATED) {
         let model = open(file);
+        let (folder, _) = file.split_once('/').unwrap();
         for digits in Digits::ALL {
             let mut backend = cpu::load(Arc::clone(&model), options(digits)).unwrap();
-            for (index, prompt) in prompts("qwen35-tiny").iter().enumerate() {
+            for (index, prompt) in prompts(folder).iter().enumerate() {
                 let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
                 let last = logits.last().unwrap();
-                let name = &prompt.name;
+                let name = format!("{file}, {}", prompt.name);
                 let want = match digits {
                     Digits::One => &prompt.int8_logits,
                     Digits::Two => &prompt.full_logits,
@@ -108,9 +115,15 @@ fn logits_are_those_of_the_reference() {
 
 #[test]
 fn greedy_answers_are_those_of_the_reference() {
+    for file in [FILES[0], ROTATED[0]] {
+        check_greedy(file);
+    }
+}
+
+fn check_greedy(file: &str) {
     let options = EngineOptions { kv: KvType::F32, ..EngineOptions::default() };
-    let mut engine = load::engine(&open(FILES[0]), &options).unwrap();
-    let prompts = prompts("qwen35-tiny");
+    let mut engine = load::engine(&open(file), &options).unwrap();
+    let prompts = prompts(file.split_once('/').unwrap().0);
     // All at once, and two choices each: states beside each other, and one that is computed again.
     let sampling = SamplingParams {
         max_tokens: 32,
@@ -172,8 +185,14 @@ fn in_pieces(
 
 #[test]
 fn bits_do_not_depend_on_pieces_neighbours_threads_isas_or_formats() {
-    let model = open(FILES[0]);
-    let prompts = prompts("qwen35-tiny");
+    for file in [FILES[0], ROTATED[0]] {
+        check_bits(file);
+    }
+}
+
+fn check_bits(file: &str) {
+    let model = open(file);
+    let prompts = prompts(file.split_once('/').unwrap().0);
     let tokens = &prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap().ids[..130];
     let other = &prompts[2].ids;
     let mut expected: Option<Vec<f32>> = None;
@@ -336,3 +355,52 @@ fn settings_of_text_may_be_apart_and_others_are_refused() {
         assert!(error.contains(named), "{key}: {error}");
     }
 }
+
+#[test]
+fn files_in_a_rotated_basis_are_one_model_and_other_bases_are_refused() {
+    let [first, second, third] = ROTATED.map(|file| open(file).fingerprint().unwrap());
+    assert!(first == second && second == third);
+    let file = || RawGguf::read(&golden(ROTATED[0]));
+    let refused = |file: &RawGguf, key: &str| {
+        let error = Model::open_gguf_bytes("changed", file.bytes(32)).unwrap_err().to_string();
+        assert!(error.contains(&format!("prism.hadamard.{key}")), "{key}: {error}");
+    };
+    for (key, value) in [("version", 2), ("block_size", 96), ("block_size", 512), ("rounds", 1)] {
+        let mut file = file();
+        file.set_u32(&format!("prism.hadamard.{key}"), value);
+        refused(&file, key);
+    }
+    for (key, value) in [("transform", "hadamard"), ("axis", "output"), ("sign_mode", "random")] {
+        let mut file = file();
+        file.set_text(&format!("prism.hadamard.{key}"), value);
+        refused(&file, key);
+    }
+    let mut tiled = file();
+    tiled.set_bool("prism.hadamard.gdn_v_grouped", false);
+    refused(&tiled, "gdn_v_grouped");
+    for key in KEYS {
+        let mut file = file();
+        file.remove(&format!("prism.hadamard.{key}"));
+        refused(&file, key);
+    }
+    // Without the keys the weights would be read in the wrong basis, which only they tell.
+    let mut plain = file();
+    for key in KEYS.into_iter().chain(["version"]) {
+        plain.remove(&format!("prism.hadamard.{key}"));
+    }
+    let plain = Model::open_gguf_bytes("plain", plain.bytes(32)).unwrap();
+    assert!(plain.config().rotation.is_none() && plain.fingerprint().unwrap() != first);
+}
+
+/// Keys of the basis that a file must have, but for the version.
+const KEYS: [&str; 9] = [
+    "block_size",
+    "transform",
+    "axis",
+    "sign_mode",
+    "sign_widths",
+    "sign_values",
+    "weight_names",
+    "inverse_weight_names",
+    "gdn_v_grouped",
+];

@@ -16,7 +16,7 @@ use crate::{
 ///
 /// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
-///    norms, tied head, the recurrent layers, the linears with biases and the multipliers if there are some, the sorted end tokens, and the scaling of RoPE if there
+///    norms, tied head, the recurrent layers, the rotation, the linears with biases and the multipliers if there are some, the sorted end tokens, and the scaling of RoPE if there
 ///    is one (context length and names are left out);
 /// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
 /// 3. per layer and linear (`Linear::OF_ATTENTION`): rows, columns, trits in row-major 2-bit codes
@@ -137,6 +137,13 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
         });
         hasher.update(&[u8::from(delta.dense_rates)]);
         hasher.update(&(config.rotary_dim() as u64).to_le_bytes());
+    }
+    if let Some(rotation) = &config.rotation {
+        hasher.update(b"rotation");
+        hasher.update(&(rotation.block as u64).to_le_bytes());
+        rotation.signs.iter().for_each(|signs| {
+            hasher.update(&f32_bytes(signs));
+        });
     }
     for linear in &config.linear_biases {
         hasher.update(b"bias");

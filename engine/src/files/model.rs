@@ -105,6 +105,7 @@ impl Model {
             }),
             Linear::DeltaGate => matrix.reorder_rows(|row| row_of(row, unit)),
             Linear::DecayRate | Linear::LearningRate => matrix.reorder_rows(tiled),
+            Linear::DeltaOutput if self.parts.tensors.hybrid.output_is_grouped => {}
             Linear::DeltaOutput if !matrix.reorder_columns(unit, tiled) => {
                 let (value, of) = (unit as u64, matrix.groups.map_or(1, |g| g.size) as u64);
                 let problem = Problem::NotAMultiple { what: "width of a value head", value, of };

@@ -69,6 +69,8 @@ impl From<DenseTensor> for TernaryTensor {
 pub(crate) struct HybridLayout {
     /// Value heads are tiled: head `i * key_heads + k` of the file is head `k * group + i`.
     pub tiled: bool,
+    /// The columns of the output linear are in the order of the forward pass all the same.
+    pub output_is_grouped: bool,
     /// The decay is stored as the logarithm of the negated rate.
     pub log_decay: bool,
     /// Norms, but for those of value heads, are stored less 1.

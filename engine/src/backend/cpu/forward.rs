@@ -136,7 +136,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         rotations.resize(rows.len() * 2 * half, 0.0);
         let embedding = self.weights.model.embedding();
         let factor = config.embedding_factor();
-        let rope = &self.rope;
+        let (rope, kernels) = (&self.rope, self.kernels);
         let (residual, rotations) = (Disjoint::new(residual), Disjoint::new(rotations));
         let rows = &*rows;
         self.pool.run(rows.len(), &|r| {
@@ -146,6 +146,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 (residual.part(r * hidden..(r + 1) * hidden), rotation)
             };
             embedding.row(rows[r].token as usize, out);
+            if let Some(rotation) = &config.rotation {
+                kernels.rotate_back(out, rotation);
+            }
             if factor != 1.0 {
                 out.iter_mut().for_each(|element| *element *= factor);
             }

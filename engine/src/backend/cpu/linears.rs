@@ -133,6 +133,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         index: usize,
     ) {
         let (format, digits) = (self.weights.format, self.digits);
+        let rotation = self.weights.config().rotation.as_ref();
         let Buffers { rows, residual, attended, gate, inputs, .. } = &mut self.buffers;
         let source = match source {
             Source::Residual => &*residual,
@@ -162,6 +163,13 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                     kernels.rms_norm(x, weight, *eps, other);
                     std::mem::swap(&mut normed, &mut other);
                     is_normed = true;
+                }
+                if let Some(rotation) = rotation {
+                    if !is_normed {
+                        normed.copy_from_slice(row);
+                        is_normed = true;
+                    }
+                    kernels.rotate(normed, rotation);
                 }
                 let input = if is_normed { &*normed } else { row };
                 if let Some(shape) = shape {

@@ -77,6 +77,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
             let x = &residual[row * hidden..(row + 1) * hidden];
             kernels.rms_norm(x, &weights.final_norm, config.stream_norm_eps(), out);
+            if let Some(rotation) = &config.rotation {
+                kernels.rotate(out, rotation);
+            }
         });
         logits.clear(vocab);
         logits.lay_out(head_rows.iter().map(needs_all));

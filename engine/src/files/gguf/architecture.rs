@@ -77,7 +77,10 @@ impl Architecture {
     /// Returns the prefixes of namespaces that only files of this family may have, such as `prism.`; reading them is the
     /// family's duty.
     pub fn own_namespaces(self) -> &'static [&'static str] {
-        &[]
+        match self {
+            Self::Qwen35 => &[super::rotation::NAMESPACE],
+            _ => &[],
+        }
     }
 
     /// Returns whether a tensor without a role may stay in the file, because it changes no result.

@@ -101,6 +101,8 @@ pub(crate) fn parse(
             false => None,
         },
         delta_net,
+        // Read with the names of the tensors.
+        rotation: None,
         pooling,
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,

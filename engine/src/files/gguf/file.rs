@@ -6,7 +6,7 @@ use super::{
     architecture::Architecture,
     config, container,
     names::{EMBEDDING, HEAD},
-    rope,
+    rope, rotation,
     tensors::Finder,
     tokenizer,
 };
@@ -41,6 +41,9 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
     }
     if let Some(delta) = &mut config.delta_net {
         delta.dense_rates = finder.has_dense_rates();
+    }
+    if architecture == Architecture::Qwen35 {
+        config.rotation = rotation::read(&file, &gguf, &config)?;
     }
     config.linear_biases = finder.linear_biases();
     rope::read_divisors(&gguf, &mut finder, &mut config, architecture)?;

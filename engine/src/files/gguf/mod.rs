@@ -8,6 +8,7 @@ mod keys;
 pub(crate) mod names;
 mod pieces;
 mod rope;
+mod rotation;
 mod tensors;
 pub(crate) mod tokenizer;
 mod understood;

@@ -117,7 +117,11 @@ impl<'a> Finder<'a> {
             let shape = if rows == 1 { &shape[..1] } else { &shape };
             delta.insert((layer, tensor), self.dense(&delta_name(layer, tensor), shape)?);
         }
-        let hybrid = HybridLayout { tiled: config.delta_net.is_some(), ..HybridLayout::default() };
+        let hybrid = HybridLayout {
+            tiled: config.delta_net.is_some(),
+            output_is_grouped: config.rotation.is_some(),
+            ..HybridLayout::default()
+        };
         Ok(Tensors { linears, norms: by_role, biases: by_linear, delta, hybrid, embedding, head })
     }
 

@@ -128,6 +128,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         },
         rotary_dim,
         delta_net,
+        rotation: None,
         pooling: None,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),

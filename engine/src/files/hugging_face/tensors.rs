@@ -125,7 +125,11 @@ impl Finder<'_> {
             delta.insert((layer, tensor), self.dense(delta_name(layer, tensor), &shape)?);
         }
         let is_hybrid = config.delta_net.is_some();
-        let hybrid = HybridLayout { tiled: false, log_decay: is_hybrid, centred_norms: is_hybrid };
+        let hybrid = HybridLayout {
+            log_decay: is_hybrid,
+            centred_norms: is_hybrid,
+            ..HybridLayout::default()
+        };
         Ok(Tensors { linears, norms: by_role, biases: by_linear, delta, hybrid, embedding, head })
     }
 

@@ -100,6 +100,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         },
         rotary_dim: None,
         delta_net: None,
+        rotation: None,
         pooling: None,
         tied_head,
         bos_token: Some(BOS),

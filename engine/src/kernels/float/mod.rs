@@ -9,6 +9,7 @@ mod avx2;
 mod avx512;
 mod byte_dots;
 mod delta;
+mod hadamard;
 mod kv;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -32,7 +33,7 @@ use super::{
     Digits, Isa,
     screen::{Bounds, Products, RangeNoise},
 };
-use crate::config::{Activation, DeltaNet};
+use crate::config::{Activation, DeltaNet, Rotation};
 
 const TAPS: usize = DeltaNet::TAPS;
 
@@ -70,6 +71,7 @@ pub struct FloatKernels {
     convolve: ConvolveFn,
     to_length: unsafe fn(&mut [f32], f32),
     apply_gate: unsafe fn(&mut [f32], &[f32], bool),
+    hadamard: unsafe fn(&mut [f32], usize),
 }
 
 /// Element types of head rows.
@@ -280,6 +282,33 @@ impl FloatKernels {
         unsafe { (self.to_length)(x, factor) }
     }
 
+    /// Multiplies each block of a row by the normalised Walsh-Hadamard matrix in natural order, which is its own inverse.
+    ///
+    /// # Panics
+    /// If a block is not a power of two from sixteen on, or does not divide the row.
+    pub fn hadamard(&self, x: &mut [f32], block: usize) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.hadamard)(x, block) }
+    }
+
+    /// Turns the input of a linear into the basis of its weights: signs, then the transform.
+    ///
+    /// # Panics
+    /// As [`hadamard`](Self::hadamard), or if there are signs of another width.
+    pub fn rotate(&self, x: &mut [f32], rotation: &Rotation) {
+        multiply(x, rotation.signs(x.len()));
+        self.hadamard(x, rotation.block);
+    }
+
+    /// Undoes [`rotate`](Self::rotate).
+    ///
+    /// # Panics
+    /// As there.
+    pub fn rotate_back(&self, x: &mut [f32], rotation: &Rotation) {
+        self.hadamard(x, rotation.block);
+        multiply(x, rotation.signs(x.len()));
+    }
+
     /// `x = x ⊙ sigmoid(gate)`
     ///
     /// # Panics
@@ -303,4 +332,9 @@ impl FloatKernels {
         // SAFETY: see `rms_norm`.
         unsafe { E::head(self)(rows, len, xs, out) }
     }
+}
+
+/// `x = x ⊙ signs`; without any, `x` stays.
+fn multiply(x: &mut [f32], signs: &[f32]) {
+    x.iter_mut().zip(signs).for_each(|(x, sign)| *x *= sign);
 }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::{
     super::screen::{self, Bounds, Products, RangeNoise},
     AttentionTile, Columns, DeltaToken, FloatKernels, KvElement, Sums, TAPS, Values, attention,
-    attention_q8, delta,
+    attention_q8, delta, hadamard,
     lanes::Element,
     ops, outputs,
 };
@@ -45,7 +45,12 @@ macro_rules! instantiate {
                 convolve,
                 to_length,
                 apply_gate,
+                hadamard,
             };
+
+            instantiate!(@fn $features hadamard(x: &mut [f32], block: usize) {
+                hadamard::hadamard::<$lanes>(x, block)
+            });
 
             instantiate!(@fn $features delta_rule(
                 state: &mut [f32],

@@ -386,3 +386,28 @@ fn delta_rule_and_gates_are_equal_on_every_isa_and_follow_the_formula() {
         }
     }
 }
+
+#[test]
+fn hadamard_is_equal_on_every_isa_and_its_own_inverse() {
+    for (block, count) in [(16, 48), (128, 384), (1024, 2048)] {
+        let x = values(count, 21);
+        let transformed = |kernels: &FloatKernels| {
+            let mut y = x.clone();
+            kernels.hadamard(&mut y, block);
+            y
+        };
+        let y = transformed(scalar());
+        for i in 0..block {
+            let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+            let sum: f64 = (0..block).map(|j| sign(j) * f64::from(x[j])).sum();
+            let want = sum / (block as f64).sqrt();
+            assert!((f64::from(y[i]) - want).abs() < 1e-4 * 30.0, "{block}, {i}: {} {want}", y[i]);
+        }
+        let mut back = y.clone();
+        scalar().hadamard(&mut back, block);
+        for (back, x) in back.iter().zip(&x) {
+            assert!((back - x).abs() < 1e-3, "{back} {x}");
+        }
+        isas().for_each(|kernels| assert_same(&y, &transformed(kernels), "hadamard"));
+    }
+}
