@@ -397,11 +397,12 @@ fn hadamard_is_equal_on_every_isa_and_its_own_inverse() {
             y
         };
         let y = transformed(scalar());
-        for i in 0..block {
-            let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+        for (i, y) in y[..block].iter().enumerate() {
+            let is_even = |j: usize| (i & j).count_ones().is_multiple_of(2);
+            let sign = |j| if is_even(j) { 1.0 } else { -1.0 };
             let sum: f64 = (0..block).map(|j| sign(j) * f64::from(x[j])).sum();
             let want = sum / (block as f64).sqrt();
-            assert!((f64::from(y[i]) - want).abs() < 1e-4 * 30.0, "{block}, {i}: {} {want}", y[i]);
+            assert!((f64::from(*y) - want).abs() < 3e-3, "{block}, {i}: {y} {want}");
         }
         let mut back = y.clone();
         scalar().hadamard(&mut back, block);
