@@ -13,7 +13,7 @@ use std::{
 use fake_hub::{COMMIT, FakeHub, Faults, REPOSITORY};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tritmill_engine::{config::Linear, files};
+use tritmill_engine::files;
 
 /// Returns the path of golden data.
 fn golden(name: &str) -> String {
@@ -162,7 +162,8 @@ fn list_has_models_with_sizes_that_follow_from_their_shapes() {
             let (rows, cols) = shape.linear_shape(linear);
             (rows * cols) as f64
         };
-        let linears: f64 = Linear::OF_ATTENTION.into_iter().map(linear).sum();
+        let of_layer = |layer| shape.linears(layer).iter().map(|of| linear(*of)).sum::<f64>();
+        let linears = (0..shape.layer_count).map(of_layer).sum::<f64>() / shape.layer_count as f64;
         let packed = linears * shape.layer_count as f64 / 4.0;
         let table = (shape.vocab_size * shape.hidden_size) as f64;
         // A separate head has its 8-bit copy; the embedding stays in the file's pages.

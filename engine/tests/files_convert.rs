@@ -115,6 +115,13 @@ fn shrink(config: &mut ModelConfig) {
     config.intermediate_size = 512;
     config.layer_count = 2;
     config.vocab_size = 300;
+    if let Some(delta) = &mut config.delta_net {
+        (delta.attention_interval, delta.key_heads, delta.value_heads) = (2, 1, 2);
+        config.rotary_dim = Some(16);
+    }
+    if let Some(rotation) = &mut config.rotation {
+        (rotation.block, rotation.signs) = (128, vec![vec![-1.0; 256], vec![1.0; 512]]);
+    }
 }
 
 #[test]

@@ -141,7 +141,11 @@ impl Buffers {
             &self.head_rows_all,
             &self.head_rows_some,
         ];
-        let floats: usize = floats.into_iter().map(|buffer| buffer.len() * 4).sum();
+        let HybridBuffers { gated_queries, attention_gates, inputs, convolved, gates, rates } =
+            &self.hybrid;
+        let hybrid = [gated_queries, attention_gates, inputs, convolved, gates];
+        let floats = floats.into_iter().chain(hybrid).chain(rates);
+        let floats: usize = floats.map(|buffer| buffer.len() * 4).sum();
         let rows = self.rows.len() * size_of::<Row>();
         let input = |input: &Quantized| {
             let row = Activations::row_bytes(input.x.format(), input.x.cols());

@@ -54,14 +54,20 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
     let StepSize { rows, sequences, threads, activations: digits } = size;
     let (hidden, heads) = (config.hidden_size, config.head_count * config.head_dim);
     let kv = config.kv_head_count * config.head_dim;
-    let widest = hidden.max(heads).max(config.intermediate_size);
+    let values = config.delta_net.map_or(0, |delta| delta.values());
+    let widest = hidden.max(heads).max(config.intermediate_size).max(values);
+    // What Q gives, its gates, and the parts of recurrent layers; what these read has the place of what is attended to.
+    let hybrid = config.delta_net.map_or(0, |delta| {
+        let read = values.saturating_sub(heads);
+        3 * heads + 2 * delta.channels() + values + 2 * delta.value_heads + read
+    });
     let input = |cols: usize, digits| match group_of(config, cols) {
         Some(group) => GroupShape { format, digits, cols, group }.row_bytes(),
         None => Activations::row_bytes(format, cols) + size_of::<f32>(),
     };
     let inputs = if config.linear_norm_eps.is_some() { 3 } else { 1 };
     let row = size_of::<Row>()
-        + 4 * (hidden + config.head_dim + 2 * heads + 2 * kv + config.intermediate_size)
+        + 4 * (hidden + config.head_dim + 2 * heads + 2 * kv + config.intermediate_size + hybrid)
         + inputs * input(widest, digits);
     let head_input = if config.ternary_tables { input(hidden, Digits::Two) } else { 0 };
     let logits = sequences * (4 * (config.vocab_size + 2 * hidden) + head_input);
@@ -103,13 +109,15 @@ mod tests {
         kv::{BLOCK_TOKENS, BlockId},
     };
 
-    const MODELS: [&str; 6] = [
+    const MODELS: [&str; 8] = [
         "bitnet-tiny",
         "bitnet-online-tiny",
         "llama-norm-tiny",
         "llama-tiny",
         "qwen3-group-tiny",
         "qwen3-yarn-tiny",
+        "qwen35-tiny",
+        "qwen35-rotated-tiny/qwen35-rotated-tiny-pq2_0.gguf",
     ];
     const FORMATS: [Format; 3] = [Format::I2S, Format::Tl1, Format::Tl2];
     const BLOCKS: usize = 7;

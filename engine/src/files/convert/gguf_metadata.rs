@@ -9,12 +9,12 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
-    config::{ModelConfig, Multipliers, RopeScaling, Yarn},
+    config::{DeltaNet, ModelConfig, Multipliers, RopeScaling, Yarn},
     files::{
         error::{ModelError, Problem},
         gguf::{
             architecture::MULTIPLIER_KEYS,
-            container, names,
+            container, names, rotation,
             tokenizer::{self, SPECIAL_TOKENS},
             vocabulary::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
             write::{self, Meta},
@@ -57,7 +57,7 @@ pub(crate) fn metadata(
         ("embedding_length", number(config.hidden_size)),
         ("block_count", number(config.layer_count)),
         ("feed_forward_length", number(config.intermediate_size)),
-        ("rope.dimension_count", number(config.head_dim)),
+        ("rope.dimension_count", number(config.rotary_dim())),
         ("rope.freq_base", Meta::F32(config.rope_theta)),
         ("attention.head_count", number(config.head_count)),
         ("attention.head_count_kv", number(config.kv_head_count)),
@@ -74,6 +74,7 @@ pub(crate) fn metadata(
             metadata.push((format!("{architecture}.{key}"), Meta::F32(value)));
         }
     }
+    metadata.extend(hybrid(config, architecture));
     let mut push = |key: &str, value| {
         metadata.push((format!("{architecture}.rope.scaling.{key}"), value));
     };
@@ -101,6 +102,24 @@ pub(crate) fn metadata(
     }
     metadata.extend(tokenizer_metadata(model, to)?);
     Ok(metadata)
+}
+
+/// Returns the keys of recurrent layers and of a rotated basis, if the model has them.
+fn hybrid(config: &ModelConfig, architecture: &str) -> Vec<(String, Meta)> {
+    let number = |value: usize| Meta::U32(u32::try_from(value).unwrap_or(u32::MAX));
+    let Some(delta) = &config.delta_net else { return Vec::new() };
+    let sizes = [
+        ("full_attention_interval", delta.attention_interval),
+        ("ssm.conv_kernel", DeltaNet::TAPS),
+        ("ssm.state_size", delta.head_dim),
+        ("ssm.group_count", delta.key_heads),
+        ("ssm.time_step_rank", delta.value_heads),
+        ("ssm.inner_size", delta.values()),
+    ];
+    let sizes =
+        sizes.into_iter().map(|(key, size)| (format!("{architecture}.{key}"), number(size)));
+    let rotation = config.rotation.iter().flat_map(|rotation| rotation::metadata(rotation, config));
+    sizes.chain(rotation).collect()
 }
 
 fn tokenizer_metadata(

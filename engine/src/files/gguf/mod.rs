@@ -8,7 +8,7 @@ mod keys;
 pub(crate) mod names;
 mod pieces;
 mod rope;
-mod rotation;
+pub(crate) mod rotation;
 mod tensors;
 pub(crate) mod tokenizer;
 mod understood;

@@ -9,6 +9,7 @@ use super::{
     container::{Gguf, Value},
     keys::Keys,
     names::{EMBEDDING, HEAD, linear_name},
+    write::Meta,
 };
 use crate::{
     config::{ModelConfig, Rotation},
@@ -18,6 +19,8 @@ use crate::{
 /// The namespace of the keys.
 pub(super) const NAMESPACE: &str = "prism.hadamard.";
 
+const TRANSFORM: &str = "normalized-sylvester-walsh-hadamard";
+const AXIS: &str = "input-last-dimension";
 const KEYS: [&str; 10] = [
     "version",
     "block_size",
@@ -88,6 +91,30 @@ pub(super) fn read(
         _ => return Err(keys.unsupported("sign_mode", "only explicit and identity are known")),
     };
     Ok(Some(Rotation { block, signs }))
+}
+
+/// Returns the keys of a rotation.
+pub(crate) fn metadata(rotation: &Rotation, config: &ModelConfig) -> Vec<(String, Meta)> {
+    let text = |text: &str| Meta::Text(text.to_owned());
+    let linears = linears(config).map(|(layer, linear)| linear_name(layer, linear));
+    let names = linears.chain([HEAD.to_owned()]).collect();
+    let mode = if rotation.signs.is_empty() { "identity" } else { "explicit" };
+    let mut keys = vec![
+        ("version", Meta::U32(1)),
+        ("block_size", Meta::U32(rotation.block as u32)),
+        ("transform", text(TRANSFORM)),
+        ("axis", text(AXIS)),
+        ("sign_mode", text(mode)),
+        ("weight_names", Meta::Texts(names)),
+        ("inverse_weight_names", Meta::Texts(vec![EMBEDDING.to_owned()])),
+        ("gdn_v_grouped", Meta::Bool(true)),
+    ];
+    if !rotation.signs.is_empty() {
+        let widths = rotation.signs.iter().map(|signs| signs.len() as u32).collect();
+        let values = rotation.signs.iter().flatten().map(|sign| *sign as i32).collect();
+        keys.extend([("sign_widths", Meta::U32s(widths)), ("sign_values", Meta::I32s(values))]);
+    }
+    keys.into_iter().map(|(key, value)| (format!("{NAMESPACE}{key}"), value)).collect()
 }
 
 /// Reads a list of names of tensors.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
-    config::{Linear, ModelConfig, Norm},
+    config::{DeltaTensor, ModelConfig, Norm},
     files::{
         convert::{
             gguf_metadata::{ModelDescription, metadata},
@@ -31,7 +31,7 @@ use crate::{
             write::{self, TensorPlan, matrix_plan},
         },
         partial::Partial,
-        roles::{norm_len, norms},
+        roles::{delta_shape, delta_tensors, linears, norm_len, norms},
     },
     tokenizer::Tokenizer,
 };
@@ -49,11 +49,13 @@ enum Fill {
     Bell(f32),
     /// f32 around 1 or, for the final norm, around 0.
     Norm { len: usize, is_final: bool },
+    /// f32 around a value, up to as far again.
+    Around { len: usize, value: f32 },
 }
 
 /// Writes a random model.
 pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
-    for cols in Linear::OF_ATTENTION.map(|linear| config.linear_shape(linear).1) {
+    for cols in linears(config).map(|(_, linear)| config.linear_shape(linear).1) {
         if !cols.is_multiple_of(PQ2_0_BLOCK) {
             let (key, value) = ("input size of a linear".to_owned(), cols.to_string());
             return Err(ModelError::BadKey { key, value, expected: "a multiple of 128" });
@@ -90,6 +92,10 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
             Fill::Norm { len, is_final } => {
                 writer.write_all(&f32_bytes(&norm(len, is_final, seed)))
             }
+            Fill::Around { len, value } => {
+                let share = norm(len, true, seed).into_iter().map(|x| value + 5.0 * value * x);
+                writer.write_all(&f32_bytes(&share.collect::<Vec<f32>>()))
+            }
         }
         .and_then(|()| write::write_padding(&mut writer, tensor.size_bytes))
         .map_err(io)?;
@@ -115,17 +121,39 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
     for norm in norms(config) {
         let len = norm_len(config, norm);
         let (dims, size_bytes) = (vec![len as u64], 4 * len as u64);
-        let name = names::norm_name(norm);
+        let name = match norm {
+            Norm::FeedForward(layer) if config.delta_net.is_some() => {
+                names::post_attention_norm_name(layer)
+            }
+            norm => names::norm_name(norm),
+        };
         let fill = Fill::Norm { len, is_final: norm == Norm::Final };
         plan.push((TensorPlan { name, dims, type_id: 0, size_bytes }, fill));
     }
-    for layer in 0..config.layer_count {
-        for linear in Linear::OF_ATTENTION {
-            let (rows, cols) = config.linear_shape(linear);
-            // Trits have variance 2/3: this scale preserves the variance of the activations.
-            let scale = (1.5 / cols as f32).sqrt();
-            plan.push(matrix(names::linear_name(layer, linear), rows, cols, scale));
-        }
+    for (layer, linear) in linears(config) {
+        let (rows, cols) = config.linear_shape(linear);
+        // Trits have variance 2/3: this scale preserves the variance of the activations.
+        let scale = (1.5 / cols as f32).sqrt();
+        plan.push(matrix(names::linear_name(layer, linear), rows, cols, scale));
+    }
+    for (layer, tensor) in delta_tensors(config) {
+        let (rows, cols) = delta_shape(config, tensor);
+        let name = names::delta_name(layer, tensor);
+        let vector = |value| {
+            let dims = if rows == 1 { vec![cols as u64] } else { vec![cols as u64, rows as u64] };
+            let len = rows * cols;
+            let plan =
+                TensorPlan { name: name.clone(), dims, type_id: 0, size_bytes: 4 * len as u64 };
+            (plan, Fill::Around { len, value })
+        };
+        plan.push(match tensor {
+            DeltaTensor::Decay | DeltaTensor::DecayBias => vector(-1.0),
+            DeltaTensor::Convolution => vector(0.5),
+            DeltaTensor::DecayRate | DeltaTensor::LearningRate => {
+                let deviation = 1.0 / (cols as f32).sqrt();
+                (matrix_plan(name, rows, cols, DenseType::F16), Fill::Bell(deviation))
+            }
+        });
     }
     plan
 }

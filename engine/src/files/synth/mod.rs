@@ -12,8 +12,8 @@ mod vocabulary;
 
 use std::path::Path;
 
-use super::error::ModelError;
-use crate::config::{Linear, ModelConfig};
+use super::{error::ModelError, roles::linears};
+use crate::config::ModelConfig;
 pub use presets::{shape, shape_names};
 pub use vocabulary::VOCAB_MIN;
 use vocabulary::{BOS, EOS};
@@ -32,7 +32,7 @@ pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelErr
     if config.vocab_size < VOCAB_MIN {
         return bad("vocab_size", config.vocab_size, "260 or more: bytes and special tokens");
     }
-    for linear in Linear::OF_ATTENTION {
+    for (_, linear) in linears(config) {
         let (rows, _) = config.linear_shape(linear);
         if !rows.is_multiple_of(4) {
             return bad("output size of a linear", rows, "a multiple of 4");

@@ -1,7 +1,7 @@
 //! Shapes of known models.
 
 use super::vocabulary::{BOS, EOS};
-use crate::config::{Activation, ModelConfig, Multipliers, RopeScaling};
+use crate::config::{Activation, DeltaNet, ModelConfig, Multipliers, RopeScaling, Rotation};
 
 /// Name and sizes of a known model.
 struct Preset {
@@ -28,12 +28,14 @@ enum Family {
     Llama,
     /// Ternary Bonsai (Qwen3): scales of groups, norms of query and key heads.
     Bonsai { tied: bool },
+    /// Ternary Bonsai 2 (Qwen3.5): the same with Gated DeltaNet layers, in a rotated basis.
+    Hybrid { value_heads: usize },
     /// BitCPM (MiniCPM4): scales of groups, constant factors, dense tables.
     BitCpm { tied: bool },
 }
 
 #[rustfmt::skip]
-const PRESETS: [Preset; 15] = [
+const PRESETS: [Preset; 17] = [
     Preset { name: "bitnet-2b", family: Family::BitNet, hidden: 2560, layers: 30, heads: 20, kv_heads: 5, head_dim: 128, intermediate: 6912, vocab: 128_256, context: 4096, theta: 500_000.0 },
     Preset { name: "bitnet-0.7b", family: Family::OneBit, hidden: 1536, layers: 24, heads: 16, kv_heads: 16, head_dim: 96, intermediate: 4096, vocab: 32_002, context: 2048, theta: 10_000.0 },
     Preset { name: "bitnet-3b", family: Family::OneBit, hidden: 3200, layers: 26, heads: 32, kv_heads: 32, head_dim: 100, intermediate: 8640, vocab: 32_002, context: 2048, theta: 10_000.0 },
@@ -45,6 +47,8 @@ const PRESETS: [Preset; 15] = [
     Preset { name: "bonsai-1.7b", family: Family::Bonsai { tied: true }, hidden: 2048, layers: 28, heads: 16, kv_heads: 8, head_dim: 128, intermediate: 6144, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
     Preset { name: "bonsai-4b", family: Family::Bonsai { tied: true }, hidden: 2560, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 9728, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
     Preset { name: "bonsai-8b", family: Family::Bonsai { tied: false }, hidden: 4096, layers: 36, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 12_288, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
+    Preset { name: "bonsai2-9b", family: Family::Hybrid { value_heads: 32 }, hidden: 4096, layers: 32, heads: 16, kv_heads: 4, head_dim: 256, intermediate: 12_288, vocab: 248_320, context: 32_768, theta: 10_000_000.0 },
+    Preset { name: "bonsai2-27b", family: Family::Hybrid { value_heads: 48 }, hidden: 5120, layers: 64, heads: 24, kv_heads: 4, head_dim: 256, intermediate: 17_408, vocab: 248_320, context: 32_768, theta: 10_000_000.0 },
     Preset { name: "bitcpm-0.5b", family: Family::BitCpm { tied: true }, hidden: 1024, layers: 24, heads: 16, kv_heads: 2, head_dim: 64, intermediate: 4096, vocab: 73_448, context: 32_768, theta: 10_000.0 },
     Preset { name: "bitcpm-1b", family: Family::BitCpm { tied: false }, hidden: 2048, layers: 28, heads: 16, kv_heads: 2, head_dim: 128, intermediate: 6144, vocab: 73_448, context: 32_768, theta: 10_000.0 },
     Preset { name: "bitcpm-3b", family: Family::BitCpm { tied: false }, hidden: 2560, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 10_240, vocab: 73_448, context: 32_768, theta: 10_000.0 },
@@ -63,9 +67,21 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         Family::BitNet | Family::OneBit => ("bitnet", true, true),
         Family::Llama => ("llama", false, false),
         Family::Bonsai { tied } => ("qwen3", false, tied),
+        Family::Hybrid { .. } => ("qwen35", false, false),
         Family::BitCpm { tied } => ("minicpm", false, tied),
     };
-    let (is_bonsai, is_bitcpm) = (architecture == "qwen3", architecture == "minicpm");
+    let is_bonsai = matches!(architecture, "qwen3" | "qwen35");
+    let is_bitcpm = architecture == "minicpm";
+    let delta_net = match preset.family {
+        Family::Hybrid { value_heads } => Some(DeltaNet {
+            attention_interval: 4,
+            key_heads: 16,
+            value_heads,
+            head_dim: 128,
+            dense_rates: true,
+        }),
+        _ => None,
+    };
     Some(ModelConfig {
         architecture: architecture.to_owned(),
         hidden_size: preset.hidden,
@@ -98,9 +114,9 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
             },
             _ => Multipliers::NONE,
         },
-        rotary_dim: None,
-        delta_net: None,
-        rotation: None,
+        rotary_dim: delta_net.map(|_| preset.head_dim / 4),
+        rotation: delta_net.map(|_| Rotation { block: 1024, signs: Vec::new() }),
+        delta_net,
         pooling: None,
         tied_head,
         bos_token: Some(BOS),
