@@ -39,7 +39,7 @@ pub fn malformed(number: u64, random: &mut Random) -> Vec<u8> {
             request.to_string().into_bytes()
         }
         5 => {
-            request["url"] = json!("/v1/embeddings");
+            request["url"] = json!("/v1/moderations");
             request.to_string().into_bytes()
         }
         6 => {

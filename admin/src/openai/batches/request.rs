@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(invalid(hook("https://hooks.example/x")), None);
         let many: Map<String, Value> = (0..17).map(|n| (n.to_string(), json!("x"))).collect();
         for (wrong, param) in [
-            (json!({ "endpoint": "/v1/embeddings" }), "endpoint"),
+            (json!({ "endpoint": "/v1/moderations" }), "endpoint"),
             (json!({ "completion_window": "soon" }), "completion_window"),
             (json!({ "metadata": [] }), "metadata"),
             (json!({ "metadata": many }), "metadata"),
