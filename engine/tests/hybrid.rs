@@ -361,25 +361,6 @@ fn settings_of_text_may_be_apart_and_others_are_refused() {
 }
 
 #[test]
-fn packed_weights_are_kept_and_read_again() {
-    for file in [FILES[0], ROTATED[0]] {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.gguf");
-        fs::copy(golden(file), &path).unwrap();
-        let tokens: Vec<u32> = (0..40).collect();
-        let logits = |packed_cache| {
-            let model = Arc::new(Model::open(&path).unwrap());
-            let options = CpuOptions { packed_cache, ..options(Digits::Two) };
-            all_logits(cpu::load(model, options).unwrap().as_mut(), BLOCKS, &tokens)
-        };
-        let expected = logits(false);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(logits(true) == expected && logits(true) == expected, "{file}");
-        assert!(folder.path().join(".tritmill").exists());
-    }
-}
-
-#[test]
 fn files_in_a_rotated_basis_are_one_model_and_other_bases_are_refused() {
     let [first, second, third] = ROTATED.map(|file| open(file).fingerprint().unwrap());
     assert!(first == second && second == third);

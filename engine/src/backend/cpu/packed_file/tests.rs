@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-const MODELS: [&str; 3] = ["bitnet-tiny", "llama-norm-tiny", "qwen3-group-tiny"];
+const MODELS: [&str; 4] = ["bitnet-tiny", "llama-norm-tiny", "qwen3-group-tiny", "qwen35-tiny"];
 
 /// A copy of a golden model, for a test alone.
 fn folder(name: &str) -> TempDir {
