@@ -171,7 +171,7 @@ impl Sequences {
             let start = rows.start.max(origin) - origin;
             let end = rows.end.min(origin + length) - origin;
             Chunk {
-                slot: 0,
+                slot: sequence as u32,
                 tokens: &self.tokens[start..end],
                 position: start,
                 blocks: &self.tables[sequence],
@@ -183,14 +183,14 @@ impl Sequences {
 
     /// Returns the chunks of one decode step.
     pub(crate) fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
-        let chunk = |blocks| Chunk {
-            slot: 0,
+        let chunk = |(slot, blocks)| Chunk {
+            slot,
             tokens: &self.tokens[position..=position],
             position,
             blocks,
             logits: self.logits,
         };
-        self.tables[..batch].iter().map(|blocks| chunk(blocks)).collect()
+        (0..).zip(self.tables[..batch].iter().map(Vec::as_slice)).map(chunk).collect()
     }
 
     /// Computes the prompts of `batch` sequences, [`Backend::step_rows`] rows in a step.
