@@ -185,10 +185,12 @@ pub(crate) fn state_bytes(model: &Model) -> usize {
     size_of::<f32>() * model.config().state_len()
 }
 
-/// Loads a model's weights on the device of the options; only the closure of that device is called.
+/// Loads a model's weights on the device of the options, with places for the states of so many sequences; only the closure of that
+/// device is called.
 fn load(
     model: &Arc<Model>,
     options: &EngineOptions,
+    slots: usize,
     of_cpu: impl FnOnce() -> usize,
     of_gpu: impl FnOnce() -> KvBlocks,
 ) -> Result<Box<dyn Backend>, LoadError> {
@@ -204,7 +206,6 @@ fn load(
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
     let node = options.device.memory_node();
-    let slots = options.slots(&model);
     let options = CpuOptions {
         format,
         isa,
@@ -220,7 +221,7 @@ fn load(
     Ok(cpu::load(model, options)?)
 }
 
-/// Loads a model's weights for single steps, with `block_count` KV blocks.
+/// Loads a model's weights for single steps, with `block_count` KV blocks, and places for the states of `max_sequences`.
 ///
 /// # Errors
 /// As [`cpu::load`] and [`cuda::load`], or the model embeds texts.
@@ -232,7 +233,8 @@ pub fn backend(
     if model.config().pooling.is_some() {
         return Err(LoadError::Embeds { model: model.name().to_owned() });
     }
-    load(model, options, || block_count, || KvBlocks::Exactly(block_count))
+    let slots = options.max_sequences;
+    load(model, options, slots, || block_count, || KvBlocks::Exactly(block_count))
 }
 
 /// Makes an engine: loads a model's weights and adds a scheduler. The engine of an embedding model answers
@@ -246,10 +248,10 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         return Err(LoadError::EmbedsOnGpu { ordinal });
     }
     let of_cpu = || options.block_count(model);
-    let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
+    let max_sequences = options.slots(model);
+    let backend = load(model, options, max_sequences, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
     let EngineOptions { step_target, wait_limit, .. } = *options;
-    let max_sequences = options.slots(model);
     let draft_tokens = if embeds { 0 } else { options.draft_tokens };
     let config = EngineConfig {
         max_sequences,

@@ -9,7 +9,7 @@ use std::{collections::HashMap, fs, sync::Arc};
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
-use support::{MODELS, all_logits, argmax, cases, golden, hf_module, numbers, open};
+use support::{MODELS, all_logits, argmax, cases, differences, golden, hf_module, numbers, open};
 use tritmill_engine::{
     backend::{
         Backend,
@@ -81,17 +81,6 @@ fn nll(logits: &[f32], next: u32) -> f64 {
     let largest = f64::from(logits[argmax(logits)]);
     let total: f64 = logits.iter().map(|l| (f64::from(*l) - largest).exp()).sum();
     total.ln() + largest - f64::from(logits[next as usize])
-}
-
-fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
-    let (mut largest, mut error, mut power) = (0f64, 0f64, 0f64);
-    for (g, w) in got.iter().zip(want) {
-        let d = (f64::from(*g) - f64::from(*w)).abs();
-        largest = largest.max(d);
-        error += d * d;
-        power += f64::from(*w) * f64::from(*w);
-    }
-    (largest, (error / power).sqrt())
 }
 
 /// Limits of the looser checks in golden/README.md: relative RMS, absolute difference, argmax margin and,

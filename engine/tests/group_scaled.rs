@@ -5,11 +5,10 @@
 
 mod support;
 
-use std::{fs, sync::Arc};
+use std::sync::Arc;
 
-use safetensors::SafeTensors;
 use serde_json::Value;
-use support::{all_logits, argmax, cases, golden, numbers};
+use support::{Prompt, all_logits, argmax, cases, differences, golden, numbers, recorded_prompts};
 use tritmill_engine::{
     backend::{
         Backend,
@@ -45,37 +44,6 @@ fn backend(path: &str, activations: Digits) -> Box<dyn Backend> {
     cpu::load(open(path), options(Format::I2S, Isa::detect(), activations)).unwrap()
 }
 
-struct Prompt {
-    name: String,
-    ids: Vec<u32>,
-    /// Of the mathematics with int8 activations, and with none.
-    int8_logits: Vec<f32>,
-    full_logits: Vec<f32>,
-    greedy: Vec<usize>,
-    margins: Vec<f64>,
-}
-
-fn prompts(model: &str) -> Vec<Prompt> {
-    let bytes = fs::read(golden(&format!("{model}/logits.safetensors"))).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let floats = |name: String| -> Vec<f32> {
-        let data = tensors.tensor(&name).unwrap().data().to_vec();
-        data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-    };
-    let prompt = |p: &Value| {
-        let name = p["name"].as_str().unwrap().to_owned();
-        Prompt {
-            ids: numbers(&p["ids"]).into_iter().map(|id| id as u32).collect(),
-            int8_logits: floats(format!("{name}.last_logits")),
-            full_logits: floats(format!("{name}.full_logits")),
-            greedy: numbers(&p["greedy"]["ids"]).into_iter().map(|id| id as usize).collect(),
-            margins: numbers(&p["greedy"]["margin"]),
-            name,
-        }
-    };
-    cases(model)["prompts"].as_array().unwrap().iter().map(prompt).collect()
-}
-
 /// Returns whether a prompt is short enough for the scalar kernels.
 fn is_short(prompt: &Prompt) -> bool {
     prompt.ids.len() <= 64
@@ -85,18 +53,6 @@ fn margin(logits: &[f32]) -> f32 {
     let mut sorted = logits.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
     sorted[0] - sorted[1]
-}
-
-/// Returns the largest difference, and the RMS of the differences relative to that of `want`.
-fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
-    let (mut largest, mut error, mut power) = (0f64, 0f64, 0f64);
-    for (g, w) in got.iter().zip(want) {
-        let d = (f64::from(*g) - f64::from(*w)).abs();
-        largest = largest.max(d);
-        error += d * d;
-        power += f64::from(*w) * f64::from(*w);
-    }
-    (largest, (error / power).sqrt())
 }
 
 #[test]
@@ -147,7 +103,7 @@ fn embedding_rows_are_the_same_from_every_file() {
 #[test]
 fn every_file_format_isa_and_thread_count_gives_the_same_bits() {
     for name in MODELS {
-        let prompts = prompts(name);
+        let prompts = recorded_prompts(name, "greedy");
         for activations in Digits::ALL {
             let mut first = backend(name, activations);
             let want: Vec<_> =
@@ -180,7 +136,7 @@ fn every_file_format_isa_and_thread_count_gives_the_same_bits() {
 fn int8_activations_match_transformers() {
     for name in MODELS {
         let mut backend = backend(name, Digits::One);
-        for prompt in prompts(name) {
+        for prompt in recorded_prompts(name, "greedy") {
             let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
             let last = logits.last().unwrap();
             let (absolute, rms) = differences(last, &prompt.int8_logits);
@@ -202,7 +158,7 @@ fn int8_activations_match_transformers() {
 fn int16_activations_match_transformers_without_rounding() {
     for name in MODELS {
         let mut backend = backend(name, Digits::Two);
-        for prompt in prompts(name) {
+        for prompt in recorded_prompts(name, "greedy") {
             let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
             let last = logits.last().unwrap();
             let (absolute, rms) = differences(last, &prompt.full_logits);
@@ -225,7 +181,7 @@ fn int16_activations_match_transformers_without_rounding() {
 fn greedy_continuations_follow_the_golden_ones() {
     for name in MODELS {
         let mut backend = backend(name, Digits::One);
-        for prompt in prompts(name) {
+        for prompt in recorded_prompts(name, "greedy") {
             let greedy = prompt.greedy.iter().map(|&id| id as u32);
             let all: Vec<u32> = prompt.ids.iter().copied().chain(greedy).collect();
             let logits = all_logits(backend.as_mut(), BLOCKS, &all);

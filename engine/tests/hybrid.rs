@@ -5,11 +5,13 @@
 
 mod support;
 
-use std::{fs, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
-use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use support::{RawGguf, all_logits, cases, config_refusal, golden, numbers, parsed};
+use support::{
+    Prompt, RawGguf, all_logits, cases, config_refusal, differences, golden, numbers, parsed,
+    recorded_prompts,
+};
 use tritmill_engine::{
     Event, Request, SamplingParams,
     backend::{
@@ -43,47 +45,8 @@ fn options(activations: Digits) -> CpuOptions {
     CpuOptions { threads: 2, kv: KvType::F32, activations, ..CpuOptions::new(BLOCKS) }
 }
 
-struct Prompt {
-    name: String,
-    ids: Vec<u32>,
-    /// Of the mathematics with int8 activations, and with none, at the last position.
-    int8_logits: Vec<f32>,
-    full_logits: Vec<f32>,
-    greedy: Vec<usize>,
-    margins: Vec<f64>,
-}
-
 fn prompts(model: &str) -> Vec<Prompt> {
-    let bytes = fs::read(golden(&format!("{model}/logits.safetensors"))).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let floats = |name: String| -> Vec<f32> {
-        let data = tensors.tensor(&name).unwrap().data().to_vec();
-        data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-    };
-    let prompt = |p: &Value| {
-        let name = p["name"].as_str().unwrap().to_owned();
-        Prompt {
-            ids: numbers(&p["ids"]).into_iter().map(|id| id as u32).collect(),
-            int8_logits: floats(format!("{name}.last_logits")),
-            full_logits: floats(format!("{name}.full_logits")),
-            greedy: numbers(&p["greedy_full"]["ids"]).into_iter().map(|id| id as usize).collect(),
-            margins: numbers(&p["greedy_full"]["margin"]),
-            name,
-        }
-    };
-    cases(model)["prompts"].as_array().unwrap().iter().map(prompt).collect()
-}
-
-/// Returns the largest difference, and the RMS of the differences relative to that of `want`.
-fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
-    let (mut largest, mut error, mut power) = (0f64, 0f64, 0f64);
-    for (g, w) in got.iter().zip(want) {
-        let d = (f64::from(*g) - f64::from(*w)).abs();
-        largest = largest.max(d);
-        error += d * d;
-        power += f64::from(*w) * f64::from(*w);
-    }
-    (largest, (error / power).sqrt())
+    recorded_prompts(model, "greedy_full")
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tritmill_engine::{
@@ -47,6 +48,51 @@ pub fn all_logits(backend: &mut dyn Backend, blocks: usize, tokens: &[u32]) -> V
     let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All, slot: 0 };
     backend.step(&[chunk], &mut logits).unwrap();
     logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
+}
+
+/// A prompt of a model with scales of groups, and what the reference says of it.
+pub struct Prompt {
+    pub name: String,
+    pub ids: Vec<u32>,
+    /// Of the mathematics with int8 activations, and with none.
+    pub int8_logits: Vec<f32>,
+    pub full_logits: Vec<f32>,
+    pub greedy: Vec<usize>,
+    pub margins: Vec<f64>,
+}
+
+/// Returns the prompts of a golden model, with the greedy answers under this key.
+pub fn recorded_prompts(model: &str, greedy: &str) -> Vec<Prompt> {
+    let bytes = std::fs::read(golden(&format!("{model}/logits.safetensors"))).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |name: String| -> Vec<f32> {
+        let data = tensors.tensor(&name).unwrap().data().to_vec();
+        data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    let prompt = |p: &Value| {
+        let name = p["name"].as_str().unwrap().to_owned();
+        Prompt {
+            ids: numbers(&p["ids"]).into_iter().map(|id| id as u32).collect(),
+            int8_logits: floats(format!("{name}.last_logits")),
+            full_logits: floats(format!("{name}.full_logits")),
+            greedy: numbers(&p[greedy]["ids"]).into_iter().map(|id| id as usize).collect(),
+            margins: numbers(&p[greedy]["margin"]),
+            name,
+        }
+    };
+    cases(model)["prompts"].as_array().unwrap().iter().map(prompt).collect()
+}
+
+/// Returns the largest difference, and the RMS of the differences relative to that of `want`.
+pub fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
+    let (mut largest, mut error, mut power) = (0f64, 0f64, 0f64);
+    for (g, w) in got.iter().zip(want) {
+        let d = (f64::from(*g) - f64::from(*w)).abs();
+        largest = largest.max(d);
+        error += d * d;
+        power += f64::from(*w) * f64::from(*w);
+    }
+    (largest, (error / power).sqrt())
 }
 
 /// Parses a `config.json` of a golden folder after an edit.

@@ -71,6 +71,8 @@ pub(super) struct HybridBuffers {
 #[derive(Default)]
 pub(super) struct Buffers {
     pub rows: Vec<Row>,
+    /// First row of each chunk.
+    pub starts: Vec<usize>,
     pub attention_tasks: Vec<AttentionTask>,
     /// Rows of chunks with more than [`ROWS_PER_TASK`] rows: their keys and values are stored before any
     /// attention task runs.
@@ -100,12 +102,14 @@ pub(super) struct Buffers {
 impl Buffers {
     /// Lays out a step's rows and cuts its attention into tasks.
     pub fn lay_out(&mut self, chunks: &[Chunk<'_>], kv_head_count: usize) {
-        let Self { rows, attention_tasks, prestored_rows, .. } = self;
+        let Self { rows, starts, attention_tasks, prestored_rows, .. } = self;
         rows.clear();
+        starts.clear();
         attention_tasks.clear();
         prestored_rows.clear();
         for (index, chunk) in chunks.iter().enumerate() {
             let first = rows.len();
+            starts.push(first);
             for (i, &token) in chunk.tokens.iter().enumerate() {
                 rows.push(Row { chunk: index, position: chunk.position + i, token });
             }

@@ -54,7 +54,7 @@ struct Layer<'a> {
     weights: &'a DeltaWeights,
     kernels: &'a FloatKernels,
     chunks: &'a [Chunk<'a>],
-    /// Rows of each chunk.
+    /// First row of each chunk.
     starts: &'a [usize],
     states: Disjoint<'a, f32>,
     /// Elements of a slot, and the place of the layer in it.
@@ -227,22 +227,17 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         place: usize,
         chunks: &[Chunk<'_>],
     ) {
-        let Buffers { rows, attended, hybrid, .. } = &mut self.buffers;
+        let Buffers { rows, starts, attended, hybrid, .. } = &mut self.buffers;
         let HybridBuffers { inputs, convolved, gates, rates, .. } = hybrid;
         convolved.resize(rows.len() * delta.channels(), 0.0);
         attended.resize(rows.len() * delta.values(), 0.0);
-        let mut starts = Vec::with_capacity(chunks.len());
-        chunks.iter().fold(0, |start, chunk| {
-            starts.push(start);
-            start + chunk.tokens.len()
-        });
         let States { memory, of_slot, .. } = &mut self.states;
         let layer = Layer {
             delta,
             weights,
             kernels: self.kernels,
             chunks,
-            starts: &starts,
+            starts,
             states: Disjoint::new(memory),
             of_slot: *of_slot,
             place,
