@@ -13,7 +13,7 @@ use tritmill_client::{Endpoint, answer, parse_body};
 use super::{
     answer::{AnswerHead, Streaming},
     call::{self, CallContext},
-    schemas::{ChatRequest, Completion, Embeddings, EmbeddingsRequest, TextRequest},
+    schemas::{CallHeaders, ChatRequest, Completion, Embeddings, EmbeddingsRequest, TextRequest},
     stream::{self, Chunks},
     time_limit::TimeLimit,
 };
@@ -24,10 +24,7 @@ use crate::{
 /// Creates a chat completion.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "completions",
     request_body = ChatRequest,
-    params(("x-request-timeout" = Option<f64>, Header,
-            description = "Seconds within which the caller needs the whole answer; the service has a longest time"),
-        ("idempotency-key" = Option<String>, Header,
-            description = "The same request with the same key gets the answer of the first, for a day")),
+    params(CallHeaders),
     responses((status = 200, description = "The answer, whole or streamed", body = Completion),
         (status = 429, body = ErrorResponse,
          description = "No answer within the time limit is possible now, or a limit is reached. The code says why: \
@@ -46,10 +43,7 @@ pub(crate) async fn chat(
 /// Creates a text completion.
 #[utoipa::path(post, path = "/v1/completions", tag = "completions",
     request_body = TextRequest,
-    params(("x-request-timeout" = Option<f64>, Header,
-            description = "Seconds within which the caller needs the whole answer; the service has a longest time"),
-        ("idempotency-key" = Option<String>, Header,
-            description = "The same request with the same key gets the answer of the first, for a day")),
+    params(CallHeaders),
     responses((status = 200, description = "The answer, whole or streamed", body = Completion),
         (status = 429, body = ErrorResponse,
          description = "No answer within the time limit is possible now, or a limit is reached. The code says why: \
@@ -69,10 +63,7 @@ pub(crate) async fn text(
 /// Embeds texts.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "completions",
     request_body = EmbeddingsRequest,
-    params(("x-request-timeout" = Option<f64>, Header,
-            description = "Seconds within which the caller needs the whole answer; the service has a longest time"),
-        ("idempotency-key" = Option<String>, Header,
-            description = "The same request with the same key gets the answer of the first, for a day")),
+    params(CallHeaders),
     responses((status = 200, description = "The vectors", body = Embeddings),
         (status = 429, body = ErrorResponse,
          description = "No answer within the time limit is possible now, or a limit is reached, as for completions")))]

@@ -22,7 +22,7 @@ use self::{
 use super::{
     answer::Streaming,
     call::{self, CallContext},
-    schemas::{ResponseBody, ResponseDeleted, ResponseObject},
+    schemas::{CallHeaders, ResponseBody, ResponseDeleted, ResponseObject},
     stream,
     time_limit::TimeLimit,
 };
@@ -44,8 +44,7 @@ fn response_id(id: JobId) -> String {
 /// Creates a response: whole, streamed, or in the background.
 #[utoipa::path(post, path = "/v1/responses", tag = "responses",
     request_body = ResponseBody,
-    params(("x-request-timeout" = Option<f64>, Header,
-            description = "Seconds within which the caller needs the whole answer; the service has a longest time")),
+    params(CallHeaders),
     responses((status = 200, description = "The response, whole or streamed", body = ResponseObject),
         (status = 429, body = ErrorResponse,
          description = "No answer within the time limit is possible now, or a limit is reached. The code says why; \

@@ -5,7 +5,19 @@
 #![expect(dead_code, reason = "read by the OpenAPI derive only")]
 
 use serde_json::Value;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
+
+/// Headers of calls that wait for an answer.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+pub(crate) struct CallHeaders {
+    /// Seconds within which the caller needs the whole answer; the service has a longest time.
+    #[param(rename = "x-request-timeout")]
+    request_timeout: Option<f64>,
+    /// The same request with the same key gets the answer of the first, for a day.
+    #[param(rename = "idempotency-key")]
+    idempotency_key: Option<String>,
+}
 
 /// Defines a completion request: its own fields, and those that both endpoints have.
 macro_rules! completion_request {
