@@ -124,7 +124,11 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
     let metadata = without_effect(&mut fields)?;
     let model = fields.text("model")?;
     if fields.boolean("stream")? == Some(true) {
-        return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
+        let problem = match endpoint {
+            Endpoint::Embeddings => "must be false: vectors come at once",
+            _ => "must be false in a batch",
+        };
+        return Err(FieldError::new("stream", "unsupported_value", problem));
     }
     match endpoint {
         Endpoint::Embeddings => embeddings(fields, (model, metadata)),
