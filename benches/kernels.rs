@@ -208,6 +208,7 @@ impl<E: KvElement + Pod> Attention<E> {
                     head_dim: HEAD_DIM,
                     padded_head_dim: HEAD_DIM,
                     scale: 0.01,
+                    window: usize::MAX,
                 };
                 let (queries, positions) = (&self.queries, &self.positions);
                 kernels.attention(&tile, queries, positions, &mut self.scratch, &mut self.out);

@@ -149,9 +149,35 @@ impl DeltaNet {
     }
 }
 
-/// A tensor of a recurrent layer beside linears and norms.
+/// The feed-forward blocks of a mixture of experts. Each layer has a router: each token goes through the experts that it gives
+/// most to, and their outputs are added with the router's weights. `intermediate_size` is the width of an expert.
+///
+/// `out = Σ p_e · down_e(silu(min(gate_e(x), clamp)) ⊙ clamp(up_e(x), −clamp, clamp))`, with `p` of the softmax of `router x`
+/// over the chosen experts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts of a token; at most `count`.
+    pub used: usize,
+    /// Bound of gate and up, by layer.
+    #[serde(skip)]
+    pub clamp: Vec<f32>,
+}
+
+/// Layers whose tokens attend to the newest positions only. The other layers attend to all, and have no RoPE.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Windows {
+    /// Positions that a token attends to, with its own.
+    pub size: usize,
+    /// Whether each layer has the window.
+    #[serde(skip)]
+    pub layers: Vec<bool>,
+}
+
+/// A dense tensor of a layer beside norms and biases: of recurrent layers, and the router of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DeltaTensor {
+pub enum LayerTensor {
     /// Rate of the decay of each value head, negative. // (value_heads,)
     Decay,
     /// Added to what the input says of the decay. // (value_heads,)
@@ -162,11 +188,13 @@ pub enum DeltaTensor {
     DecayRate,
     /// Matrix of the learning rate, of models with `dense_rates`. // (value_heads, hidden)
     LearningRate,
+    /// What each expert gets of an input. // (experts, hidden)
+    Router,
 }
 
-impl DeltaTensor {
-    /// All, those of dense rates last.
-    pub const ALL: [Self; 5] =
+impl LayerTensor {
+    /// Those of a recurrent layer, those of dense rates last.
+    pub const OF_DELTA_NET: [Self; 5] =
         [Self::Decay, Self::DecayBias, Self::Convolution, Self::DecayRate, Self::LearningRate];
 }
 
@@ -234,7 +262,7 @@ pub struct ModelConfig {
     pub kv_head_count: usize,
     /// Elements per head; even. `head_count * head_dim` need not equal `hidden_size`.
     pub head_dim: usize,
-    /// Width of the feed-forward block.
+    /// Width of the feed-forward block, or of each expert.
     pub intermediate_size: usize,
     /// Rows of the embedding and of the head.
     pub vocab_size: usize,
@@ -278,6 +306,12 @@ pub struct ModelConfig {
     /// The basis of the weights, if it is rotated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rotation: Option<Rotation>,
+    /// Layers that attend within a window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Windows>,
+    /// Experts in the place of feed-forward blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Of models that embed texts and generate none. They have no head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
@@ -317,12 +351,22 @@ pub enum Linear {
     LearningRate,
     /// `[hidden, values]`
     DeltaOutput,
+    /// The gates of all experts, one after another. `[experts * intermediate, hidden]`
+    ExpertGate,
+    /// `[experts * intermediate, hidden]`
+    ExpertUp,
+    /// `[experts * hidden, intermediate]`
+    ExpertDown,
 }
 
 impl Linear {
     /// The linears of a layer with attention, in the order of the forward pass.
     pub const OF_ATTENTION: [Self; 7] =
         [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
+
+    /// The linears of a layer with attention and experts, in the order of the forward pass.
+    const OF_EXPERTS: [Self; 7] =
+        [Self::Q, Self::K, Self::V, Self::O, Self::ExpertGate, Self::ExpertUp, Self::ExpertDown];
 
     /// The linears of a recurrent layer, in the order of the forward pass.
     const OF_DELTA_NET: [Self; 8] = [
@@ -335,6 +379,11 @@ impl Linear {
         Self::Up,
         Self::Down,
     ];
+
+    /// Returns whether the matrix holds those of all experts of a layer.
+    pub fn is_of_experts(self) -> bool {
+        matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertDown)
+    }
 
     /// The same if the rates are dense.
     const WITH_DENSE_RATES: [Self; 6] =
@@ -387,6 +436,7 @@ impl ModelConfig {
     /// Returns the ternary linears of a layer, in the order of the forward pass.
     pub fn linears(&self, layer: usize) -> &'static [Linear] {
         match self.delta_layer(layer) {
+            None if self.experts.is_some() => &Linear::OF_EXPERTS,
             None => &Linear::OF_ATTENTION,
             Some(delta) if delta.dense_rates => &Linear::WITH_DENSE_RATES,
             Some(_) => &Linear::OF_DELTA_NET,
@@ -408,6 +458,20 @@ impl ModelConfig {
         self.rotary_dim.unwrap_or(self.head_dim)
     }
 
+    /// Returns the positions that a token of a layer attends to, with its own, if not all.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        let windows = self.windows.as_ref()?;
+        windows.layers.get(layer).is_some_and(|has| *has).then_some(windows.size)
+    }
+
+    /// Returns the number of elements at the start of a head that RoPE turns in a layer.
+    pub fn rotary_dim_of(&self, layer: usize) -> usize {
+        match &self.windows {
+            Some(_) if self.window(layer).is_none() => 0,
+            _ => self.rotary_dim(),
+        }
+    }
+
     /// Returns the elements of a sequence's state in all recurrent layers.
     pub fn state_len(&self) -> usize {
         let layers = self.layer_count - self.attention_layers();
@@ -419,6 +483,7 @@ impl ModelConfig {
         let heads = self.head_count * self.head_dim;
         let kv = self.kv_head_count * self.head_dim;
         let delta = |of: fn(&DeltaNet) -> usize| self.delta_net.as_ref().map_or(0, of);
+        let experts = self.experts.as_ref().map_or(0, |experts| experts.count);
         match linear {
             Linear::Q if self.delta_net.is_some() => (2 * heads, self.hidden_size),
             Linear::Q => (heads, self.hidden_size),
@@ -432,6 +497,10 @@ impl ModelConfig {
                 (delta(|delta| delta.value_heads), self.hidden_size)
             }
             Linear::DeltaOutput => (self.hidden_size, delta(DeltaNet::values)),
+            Linear::ExpertGate | Linear::ExpertUp => {
+                (experts * self.intermediate_size, self.hidden_size)
+            }
+            Linear::ExpertDown => (experts * self.hidden_size, self.intermediate_size),
         }
     }
 }

@@ -49,6 +49,12 @@ pub enum LoadError {
         /// The GPU.
         ordinal: usize,
     },
+    /// GPUs have no mixtures of experts.
+    #[error("mixtures of experts run on the processor only, not on cuda:{ordinal}")]
+    ExpertsOnGpu {
+        /// The GPU.
+        ordinal: usize,
+    },
     /// GPUs have no embedding models.
     #[error("embedding models run on the processor only, not on cuda:{ordinal}")]
     EmbedsOnGpu {
@@ -199,6 +205,9 @@ fn load(
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
         if model.config().delta_net.is_some() {
             return Err(LoadError::RecurrentOnGpu { ordinal });
+        }
+        if model.config().experts.is_some() {
+            return Err(LoadError::ExpertsOnGpu { ordinal });
         }
         let (blocks, kernels, disabled) = (of_gpu(), options.gpu_kernels, options.gpu_disabled);
         let options = CudaOptions { ordinal, kv, head, activations, blocks, kernels, disabled };

@@ -5,28 +5,29 @@
 
 mod support;
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use support::{
-    Prompt, RawGguf, all_logits, cases, config_refusal, differences, golden, numbers, parsed,
-    recorded_prompts,
+    RawGguf, all_logits, cases, config_refusal, differences,
+    forward::{
+        BLOCKS, Tolerance, check_bits, check_greedy, check_logits, open_shared, options, prompts_of,
+    },
+    golden, numbers, parsed,
 };
 use tritmill_engine::{
-    Event, Request, SamplingParams,
+    Request, SamplingParams,
     backend::{
-        Backend, Chunk, Logits, LogitsFor, StepError,
-        cpu::{self, CpuOptions, KvType},
+        Chunk, Logits, LogitsFor, StepError,
+        cpu::{self, KvType},
     },
-    config::DeltaTensor,
+    config::LayerTensor,
     files::Model,
-    formats::Format,
-    kernels::{Digits, Isa},
+    kernels::Digits,
     kv::BlockId,
     load::{self, DeviceChoice, EngineOptions, LoadError},
 };
 
-const BLOCKS: usize = 64;
 const FILES: [&str; 2] =
     ["qwen35-tiny/qwen35-tiny-pq2_0.gguf", "qwen35-tiny/qwen35-tiny-ptq1_0.gguf"];
 /// Files in a rotated basis, as Ternary Bonsai 2.
@@ -36,180 +37,53 @@ const ROTATED: [&str; 3] = [
     "qwen35-rotated-tiny/qwen35-rotated-tiny-q2_0.gguf",
 ];
 
-fn open(path: &str) -> Arc<Model> {
-    Arc::new(Model::open(&golden(path)).unwrap())
-}
-
-fn options(activations: Digits) -> CpuOptions {
-    let activations = Some(activations);
-    CpuOptions { threads: 2, kv: KvType::F32, activations, ..CpuOptions::new(BLOCKS) }
-}
-
-fn prompts(model: &str) -> Vec<Prompt> {
-    recorded_prompts(model, "greedy_full")
-}
+/// See golden/README.md.
+const TOLERANCE: Tolerance = Tolerance { exact: 3, int8: 0.05, int16: 2e-3, margin: 0.02 };
 
 #[test]
 fn logits_are_those_of_the_reference() {
     for file in FILES.into_iter().chain(ROTATED) {
-        let model = open(file);
-        let (folder, _) = file.split_once('/').unwrap();
-        for digits in Digits::ALL {
-            let mut backend = cpu::load(Arc::clone(&model), options(digits)).unwrap();
-            for (index, prompt) in prompts(folder).iter().enumerate() {
-                let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
-                let last = logits.last().unwrap();
-                let name = format!("{file}, {}", prompt.name);
-                let want = match digits {
-                    Digits::One => &prompt.int8_logits,
-                    Digits::Two => &prompt.full_logits,
-                };
-                let (largest, relative) = differences(last, want);
-                match digits {
-                    // Shorter prompts are free of values between two integers, which round one way or the other.
-                    Digits::One if index < 3 => assert!(largest < 1e-3, "{name}: {largest}"),
-                    Digits::One => assert!(relative < 0.05, "{name}: {relative}"),
-                    Digits::Two => assert!(relative < 2e-3, "{name}: {relative}"),
-                }
-            }
-        }
+        check_logits(file, TOLERANCE);
     }
 }
 
 #[test]
 fn greedy_answers_are_those_of_the_reference() {
     for file in [FILES[0], ROTATED[0]] {
-        check_greedy(file);
+        check_greedy(file, TOLERANCE);
     }
-}
-
-fn check_greedy(file: &str) {
-    let options = EngineOptions { kv: KvType::F32, ..EngineOptions::default() };
-    let mut engine = load::engine(&open(file), &options).unwrap();
-    let prompts = prompts(file.split_once('/').unwrap().0);
-    // All at once, and two choices each: states beside each other, and one that is computed again.
-    let sampling = SamplingParams {
-        max_tokens: 32,
-        temperature: 0.0,
-        n: 2,
-        ignore_eos: true,
-        ..Default::default()
-    };
-    let submit = |prompt: &Prompt| Request {
-        prompt: prompt.ids.clone(),
-        sampling: sampling.clone(),
-        ..Request::default()
-    };
-    let ids: Vec<_> = prompts.iter().map(|p| engine.submit(submit(p)).unwrap()).collect();
-    let mut answered = 0;
-    while !engine.is_idle() {
-        for event in engine.step(Instant::now()).events {
-            let (id, output) = match event {
-                Event::Finished { id, output } => (id, output),
-                Event::Failed { error, .. } => panic!("{error}"),
-                Event::Delta { .. } => continue,
-            };
-            let prompt = &prompts[ids.iter().position(|of| *of == id).unwrap()];
-            assert_eq!(output.choices[0].tokens, output.choices[1].tokens, "{}", prompt.name);
-            let sure = prompt.margins.iter().take_while(|margin| **margin > 0.02).count();
-            let tokens: Vec<usize> =
-                output.choices[0].tokens.iter().map(|token| *token as usize).collect();
-            assert_eq!(tokens[..sure], prompt.greedy[..sure], "{}", prompt.name);
-            assert_eq!(output.cached_tokens, 0);
-            answered += 1;
-        }
-    }
-    assert_eq!(answered, prompts.len());
-}
-
-/// Computes a prompt in pieces of these lengths in the places of a slot, and returns the logits of every position.
-fn in_pieces(
-    backend: &mut dyn Backend,
-    (slot, first_block): (u32, u32),
-    tokens: &[u32],
-    lengths: impl Iterator<Item = usize>,
-) -> Vec<f32> {
-    let blocks: Vec<BlockId> = (first_block..first_block + 16).map(BlockId).collect();
-    let (mut position, mut all) = (0, Vec::new());
-    for length in lengths {
-        let end = (position + length).min(tokens.len());
-        if position == end {
-            break;
-        }
-        let mut logits = Logits::default();
-        let tokens = &tokens[position..end];
-        let chunk = Chunk { tokens, position, blocks: &blocks, logits: LogitsFor::All, slot };
-        backend.step(&[chunk], &mut logits).unwrap();
-        all.extend_from_slice(logits.all());
-        position = end;
-    }
-    all
 }
 
 #[test]
 fn bits_do_not_depend_on_pieces_neighbours_threads_isas_or_formats() {
     for file in [FILES[0], ROTATED[0]] {
-        check_bits(file);
+        let prompts = prompts_of(file);
+        let longest = prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap();
+        check_bits(&open_shared(file), KvType::F32, &longest.ids[..130], &prompts[2].ids);
     }
 }
 
-fn check_bits(file: &str) {
-    let model = open(file);
-    let prompts = prompts(file.split_once('/').unwrap().0);
-    let tokens = &prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap().ids[..130];
-    let other = &prompts[2].ids;
-    let mut expected: Option<Vec<f32>> = None;
-    let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-    for (isa, format) in isas.flat_map(|isa| Format::ALL.map(|format| (isa, format))) {
-        for threads in [1, 3] {
-            let options = CpuOptions { isa, format, threads, ..options(Digits::Two) };
-            let mut backend = cpu::load(Arc::clone(&model), options).unwrap();
-            let whole = in_pieces(backend.as_mut(), (0, 0), tokens, [tokens.len()].into_iter());
-            let expected = expected.get_or_insert_with(|| whole.clone());
-            assert!(*expected == whole, "{isa} {format}, {threads} threads");
-            if isa == Isa::Scalar {
-                continue;
-            }
-            let pieces = in_pieces(
-                backend.as_mut(),
-                (3, 16),
-                tokens,
-                [1, 2, 5, 64, 1, 30].into_iter().cycle(),
-            );
-            assert!(*expected == pieces, "in pieces");
-            let single = in_pieces(backend.as_mut(), (3, 16), tokens, std::iter::repeat(1));
-            assert!(*expected == single, "token by token, in a slot that was used");
-        }
-    }
-    // Beside another sequence.
-    let expected = expected.unwrap();
-    let mut backend = cpu::load(model, options(Digits::Two)).unwrap();
-    let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
-    let of = |tokens, position, first: usize, slot| Chunk {
-        tokens,
-        position,
-        blocks: &blocks[first..first + 16],
-        logits: LogitsFor::All,
+#[test]
+fn a_state_belongs_to_one_chunk() {
+    let mut backend = cpu::load(open_shared(FILES[0]), options(Digits::Two)).unwrap();
+    let blocks: Vec<BlockId> = (0..2).map(BlockId).collect();
+    let of = |block: usize, slot| Chunk {
+        tokens: &[1],
+        position: 0,
+        blocks: &blocks[block..=block],
+        logits: LogitsFor::Last,
         slot,
     };
     let mut logits = Logits::default();
-    let (begin, rest) = tokens.split_at(40);
-    backend.step(&[of(other, 0, 16, 1), of(begin, 0, 0, 0)], &mut logits).unwrap();
-    let vocab = backend.vocab_size();
-    let skip = other.len() * vocab;
-    let mut together = logits.all()[skip..].to_vec();
-    backend.step(&[of(rest, 40, 0, 0), of(&other[..3], 0, 16, 1)], &mut logits).unwrap();
-    together.extend_from_slice(&logits.all()[..rest.len() * vocab]);
-    assert!(expected == together);
-    let same_slot = backend.step(&[of(begin, 0, 0, 2), of(other, 0, 16, 2)], &mut logits);
-    assert!(matches!(same_slot, Err(StepError::BadSlot { slot: 2, .. })), "{same_slot:?}");
-    let no_slot = backend.step(&[of(begin, 0, 0, 16)], &mut logits);
-    assert!(matches!(no_slot, Err(StepError::BadSlot { slot: 16, slots: 16 })), "{no_slot:?}");
+    let same = backend.step(&[of(0, 2), of(1, 2)], &mut logits);
+    assert!(matches!(same, Err(StepError::BadSlot { slot: 2, .. })), "{same:?}");
+    let none = backend.step(&[of(0, 16)], &mut logits);
+    assert!(matches!(none, Err(StepError::BadSlot { slot: 16, slots: 16 })), "{none:?}");
 }
 
 #[test]
 fn states_are_counted_and_gpus_refuse() {
-    let model = open(FILES[0]);
+    let model = open_shared(FILES[0]);
     let state = 3 * (3 * 1024 + 4 * 128 * 128) * 4;
     let kv_bytes = Some(8 * state);
     let options = EngineOptions { kv_bytes, ..EngineOptions::default() };
@@ -236,20 +110,21 @@ fn states_are_counted_and_gpus_refuse() {
 
 #[test]
 fn folder_and_files_are_the_same_model() {
-    let folder = open("qwen35-tiny");
+    let folder = open_shared("qwen35-tiny");
     let delta = folder.config().delta_net.unwrap();
     assert_eq!((delta.attention_interval, delta.key_heads, delta.value_heads), (4, 2, 4));
     assert!(!delta.dense_rates && folder.config().rotary_dim == Some(16));
     for file in FILES {
-        let model = open(file);
+        let model = open_shared(file);
         for layer in 0..4 {
             for linear in folder.config().linears(layer) {
                 let [a, b] = [&folder, &model].map(|m| m.ternary(layer, *linear).unwrap());
                 assert!(a.trits == b.trits && a.groups == b.groups, "{layer} {linear:?}");
             }
-            let tensors = DeltaTensor::ALL.into_iter().take(if layer == 3 { 0 } else { 3 });
+            let tensors =
+                LayerTensor::OF_DELTA_NET.into_iter().take(if layer == 3 { 0 } else { 3 });
             for tensor in tensors {
-                let [a, b] = [&folder, &model].map(|m| m.delta(layer, tensor).unwrap());
+                let [a, b] = [&folder, &model].map(|m| m.layer_tensor(layer, tensor).unwrap());
                 let (largest, _) = differences(&a, &b);
                 assert!(largest < 1e-6 && a.len() == b.len(), "{layer} {tensor:?}: {largest}");
             }
@@ -267,7 +142,7 @@ fn folder_and_files_are_the_same_model() {
         }
     }
     let mut backend = cpu::load(folder, options(Digits::Two)).unwrap();
-    for prompt in prompts("qwen35-tiny") {
+    for prompt in prompts_of("qwen35-tiny") {
         let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
         let (_, relative) = differences(logits.last().unwrap(), &prompt.full_logits);
         assert!(relative < 2e-3, "{}: {relative}", prompt.name);
@@ -325,7 +200,7 @@ fn settings_of_text_may_be_apart_and_others_are_refused() {
 
 #[test]
 fn files_in_a_rotated_basis_are_one_model_and_other_bases_are_refused() {
-    let [first, second, third] = ROTATED.map(|file| open(file).fingerprint().unwrap());
+    let [first, second, third] = ROTATED.map(|file| open_shared(file).fingerprint().unwrap());
     assert!(first == second && second == third);
     let file = || RawGguf::read(&golden(ROTATED[0]));
     let refused = |file: &RawGguf, key: &str| {

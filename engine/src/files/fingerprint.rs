@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::encodings::dense::{Dense, f32_bytes};
 use crate::{
-    config::{Activation, ModelConfig, Multipliers, RopeScaling},
+    config::{Activation, Experts, ModelConfig, Multipliers, RopeScaling},
     formats::{Scale, TernaryMatrix},
     tokenizer::Tokenizer,
 };
@@ -16,13 +16,14 @@ use crate::{
 ///
 /// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
-///    norms, tied head, the recurrent layers, the rotation, the linears with biases and the multipliers if there are some, the sorted end tokens, and the scaling of RoPE if there
-///    is one (context length and names are left out);
+///    norms, tied head, the recurrent layers, the rotation, the windows, the experts, the linears with biases and the
+///    multipliers if there are some, the sorted end tokens, and the scaling of RoPE if there is one (context length and names
+///    are left out);
 /// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
 /// 3. per layer and linear (`Linear::OF_ATTENTION`): rows, columns, trits in row-major 2-bit codes
 ///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
 ///    f32 bits; or, for scales of groups, the size of a group and the f16 bits of every scale;
-/// 4. every norm in the order of the forward pass, as f32, then every bias, and then the other tensors of recurrent layers;
+/// 4. every norm in the order of the forward pass, as f32, then every bias, and then the other dense tensors of layers;
 /// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows; or
 ///    as in 3 if they are ternary.
 ///
@@ -144,6 +145,20 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
         rotation.signs.iter().for_each(|signs| {
             hasher.update(&f32_bytes(signs));
         });
+    }
+    if let Some(windows) = &config.windows {
+        hasher.update(b"windows");
+        hasher.update(&(windows.size as u64).to_le_bytes());
+        let layers: Vec<u8> = windows.layers.iter().map(|has| u8::from(*has)).collect();
+        hasher.update(&layers);
+        hasher.update(&(config.rotary_dim() as u64).to_le_bytes());
+    }
+    if let Some(Experts { count, used, clamp }) = &config.experts {
+        hasher.update(b"experts");
+        for size in [count, used] {
+            hasher.update(&(*size as u64).to_le_bytes());
+        }
+        hasher.update(&f32_bytes(clamp));
     }
     for linear in &config.linear_biases {
         hasher.update(b"bias");

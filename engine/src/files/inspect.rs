@@ -7,7 +7,7 @@ use super::{
     fingerprint::Fingerprint,
     model::Model,
     parts::TensorInfo,
-    roles::{biases, delta_shape, delta_tensors, linears, norm_len},
+    roles::{biases, layer_tensor_shape, layer_tensors, linears, norm_len},
 };
 use crate::config::ModelConfig;
 
@@ -50,10 +50,10 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
     };
     let in_layers: usize = linears(config).map(weights).sum();
     let elements = |(_, tensor)| {
-        let (rows, cols) = delta_shape(config, tensor);
+        let (rows, cols) = layer_tensor_shape(config, tensor);
         rows * cols
     };
-    let of_delta: usize = delta_tensors(config).map(elements).sum();
+    let of_layers: usize = layer_tensors(config).map(elements).sum();
     let matrices = if config.tied_head { 1 } else { 2 };
     let norms: usize = model.norms().iter().map(|&norm| norm_len(config, norm)).sum();
     let biases: usize = biases(config).map(|(_, linear)| config.linear_shape(linear).0).sum();
@@ -67,7 +67,7 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
         architecture: config.architecture.clone(),
         config: config.clone(),
         ternary_parameter_count: (in_layers + ternary_tables) as u64,
-        dense_parameter_count: (dense_tables + norms + biases + of_delta) as u64,
+        dense_parameter_count: (dense_tables + norms + biases + of_layers) as u64,
         size_bytes: model.tensors().iter().map(|tensor| tensor.size_bytes).sum(),
         has_chat_template: model.chat_template().is_some(),
         token_count: (0..tokenizer.id_limit())

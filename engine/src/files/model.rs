@@ -16,11 +16,11 @@ use super::{
     fingerprint::{Fingerprint, FingerprintHasher},
     mmap::{Bytes, Source},
     parts::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor},
-    roles::{biases, delta_tensors, half_split, linears, norms},
+    roles::{biases, half_split, layer_tensors, linears, norms},
 };
 use crate::{
     chat::ChatTemplate,
-    config::{DeltaNet, DeltaTensor, Linear, ModelConfig, Norm},
+    config::{DeltaNet, LayerTensor, Linear, ModelConfig, Norm},
     formats::TernaryMatrix,
     tokenizer::Tokenizer,
 };
@@ -92,8 +92,11 @@ impl Model {
     /// # Panics
     /// If `layer` is not below `config().layer_count`, or has no such linear.
     pub fn ternary(&self, layer: usize, linear: Linear) -> Result<TernaryMatrix, ModelError> {
-        let tensor = self.linear(layer, linear);
-        let mut matrix = self.decode(tensor)?;
+        let tensors = self.linear(layer, linear);
+        let parts = tensors.iter().map(|tensor| self.decode(tensor));
+        let stacked = TernaryMatrix::stacked(parts.collect::<Result<_, _>>()?);
+        let mut matrix = stacked.expect("a linear has a tensor");
+        let tensor = &tensors[0];
         let Some(delta) = self.tiled_heads() else { return Ok(matrix) };
         let (keys, unit) = (2 * delta.keys(), delta.head_dim);
         let tiled = |head| tiled_head(delta, head);
@@ -117,7 +120,8 @@ impl Model {
         Ok(matrix)
     }
 
-    fn linear(&self, layer: usize, linear: Linear) -> &TernaryTensor {
+    /// Returns the tensors that have the rows of a linear; at least one.
+    fn linear(&self, layer: usize, linear: Linear) -> &[TernaryTensor] {
         let place = self.config().linears(layer).iter().position(|of| *of == linear);
         &self.parts.tensors.linears[layer][place.expect("a linear of the layer")]
     }
@@ -127,22 +131,22 @@ impl Model {
         self.config().delta_net.as_ref().filter(|_| self.parts.tensors.hybrid.tiled)
     }
 
-    /// Returns a tensor of a recurrent layer, widened to f32.
+    /// Returns a dense tensor of a layer, widened to f32.
     ///
     /// # Errors
     /// [`ModelError::MissingTensor`] if the layer has none, [`ModelError::BadTensor`] if an element is infinite or not a
     /// number.
-    pub fn delta(&self, layer: usize, tensor: DeltaTensor) -> Result<Vec<f32>, ModelError> {
-        let Some(found) = self.parts.tensors.delta.get(&(layer, tensor)) else {
+    pub fn layer_tensor(&self, layer: usize, tensor: LayerTensor) -> Result<Vec<f32>, ModelError> {
+        let Some(found) = self.parts.tensors.layer_tensors.get(&(layer, tensor)) else {
             return Err(ModelError::MissingTensor {
                 tensor: format!("{tensor:?} of layer {layer}"),
             });
         };
         let mut values = self.finite(found)?;
-        if tensor == DeltaTensor::Decay && self.parts.tensors.hybrid.log_decay {
+        if tensor == LayerTensor::Decay && self.parts.tensors.hybrid.log_decay {
             values.iter_mut().for_each(|rate| *rate = -(crate::math::exp(f64::from(*rate)) as f32));
         }
-        if tensor == DeltaTensor::Decay && values.iter().any(|rate| *rate > 0.0) {
+        if tensor == LayerTensor::Decay && values.iter().any(|rate| *rate > 0.0) {
             let offset = found.span.range.start as u64;
             let problem = Problem::BadScale(values.into_iter().fold(0.0, f32::max));
             return Err(ModelError::bad_tensor(&found.name, offset, problem));
@@ -157,14 +161,15 @@ impl Model {
                 values[..first].iter().chain(rows).copied().collect()
             };
             values = match tensor {
-                DeltaTensor::Decay | DeltaTensor::DecayBias => reordered(&values, 0, 1),
-                DeltaTensor::Convolution => {
+                LayerTensor::Decay | LayerTensor::DecayBias => reordered(&values, 0, 1),
+                LayerTensor::Convolution => {
                     reordered(&values, keys * width, delta.head_dim * width)
                 }
-                DeltaTensor::DecayRate | DeltaTensor::LearningRate => reordered(&values, 0, width),
+                LayerTensor::DecayRate | LayerTensor::LearningRate => reordered(&values, 0, width),
+                LayerTensor::Router => values,
             };
         }
-        if tensor == DeltaTensor::Convolution {
+        if tensor == LayerTensor::Convolution {
             // By channel in files, by tap here.
             let (channels, taps) = (found.rows, found.cols);
             let of_tap = |tap| (0..channels).map(move |channel| channel * taps + tap);
@@ -176,7 +181,7 @@ impl Model {
     /// Returns the inputs of the smallest groups that a matrix may have by its type in the file; [`Self::ternary`] may join
     /// pairs of them. `None` if its groups have no scales.
     pub(crate) fn group_min(&self, layer: usize, linear: Linear) -> Option<usize> {
-        match self.linear(layer, linear).packing {
+        match self.linear(layer, linear)[0].packing {
             Packing::Grouped(dtype) => Some(dtype.group_min()),
             _ => None,
         }
@@ -225,7 +230,7 @@ impl Model {
     /// # Panics
     /// If `layer` is not below `config().layer_count`.
     pub fn ternary_name(&self, layer: usize, linear: Linear) -> &str {
-        &self.linear(layer, linear).name
+        &self.linear(layer, linear)[0].name
     }
 
     /// Returns a norm's weights, widened to f32.
@@ -252,7 +257,7 @@ impl Model {
         let Some(tensor) = self.parts.tensors.biases.get(&(layer, linear)) else { return Ok(None) };
         let bias = self.finite(tensor)?;
         // In the order of the linear's rows.
-        let heads = self.linear(layer, linear).permuted_heads;
+        let heads = self.linear(layer, linear)[0].permuted_heads;
         Ok(Some(match heads {
             Some(heads) => half_split(bias.len(), heads).map(|row| bias[row]).collect(),
             None => bias,
@@ -311,8 +316,8 @@ impl Model {
         for (layer, linear) in biases(config) {
             hasher.add_vector(&self.bias(layer, linear)?.unwrap_or_default());
         }
-        for (layer, tensor) in delta_tensors(config) {
-            hasher.add_vector(&self.delta(layer, tensor)?);
+        for (layer, tensor) in layer_tensors(config) {
+            hasher.add_vector(&self.layer_tensor(layer, tensor)?);
         }
         hasher.add_table(self.ternary_embedding()?, self.embedding());
         if !config.tied_head {
@@ -340,13 +345,13 @@ impl Model {
     /// where each tensor lies and how it is stored.
     pub(crate) fn plan_digest(&self) -> [u8; 32] {
         let Parts { config, tensors, tokenizer, .. } = &self.parts;
-        let Tensors { linears, norms: by_norm, biases: by_linear, delta, hybrid, embedding, head } =
-            tensors;
+        let Tensors { linears, norms: by_norm, biases: by_linear, .. } = tensors;
+        let Tensors { layer_tensors: of_layers, hybrid, embedding, head, .. } = tensors;
         let norms = norms(config);
         let norms = norms.iter().map(|norm| by_norm.get(norm));
         let biases = biases(config).map(|of| by_linear.get(&of));
-        let of_delta = delta_tensors(config).map(|of| delta.get(&of));
-        let in_order: Vec<_> = norms.chain(biases).chain(of_delta).collect();
+        let others = layer_tensors(config).map(|of| of_layers.get(&of));
+        let in_order: Vec<_> = norms.chain(biases).chain(others).collect();
         let mut hasher = blake3::Hasher::new();
         hasher.update(&tokenizer.digest());
         hasher.update(

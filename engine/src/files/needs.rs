@@ -83,11 +83,10 @@ pub(crate) fn of_architecture(name: &str) -> &'static str {
         "qwen35moe" | "qwen3_5_moe" | "qwen3_5_moe_text" => {
             "its Gated DeltaNet layers and mixture of experts are not in this build"
         }
-        "maple" => "its experts and windows of attention are not in this build",
         "qwen2moe" | "qwen2_moe" | "qwen3moe" | "qwen3_moe" | "mixtral" => EXPERTS,
         "gemma3" | "gemma3_text" => "its windows of attention and norms are not in this build",
         "clip" => "it holds a projector for images, not a language model",
-        _ => "this build knows bitnet, llama, minicpm, qwen3 and qwen35",
+        _ => "this build knows bitnet, llama, minicpm, qwen3, qwen35 and maple",
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
-    config::{DeltaTensor, Linear, ModelConfig, Norm},
+    config::{LayerTensor, Linear, ModelConfig, Norm},
     tokenizer::Tokenizer,
 };
 
@@ -80,12 +80,13 @@ pub(crate) struct HybridLayout {
 /// The tensors of a model, by role.
 #[derive(Debug)]
 pub(crate) struct Tensors {
-    /// Ternary linears, by layer and then in the order of [`ModelConfig::linears`].
-    pub linears: Vec<Vec<TernaryTensor>>,
+    /// Ternary linears, by layer and then in the order of [`ModelConfig::linears`]. The rows of one are those of its tensors, one
+    /// after another: folders have a tensor for each expert.
+    pub linears: Vec<Vec<Vec<TernaryTensor>>>,
     pub norms: HashMap<Norm, DenseTensor>,
     pub biases: HashMap<(usize, Linear), DenseTensor>,
-    /// What recurrent layers have besides.
-    pub delta: HashMap<(usize, DeltaTensor), DenseTensor>,
+    /// Other dense tensors of layers.
+    pub layer_tensors: HashMap<(usize, LayerTensor), DenseTensor>,
     pub hybrid: HybridLayout,
     pub embedding: DenseTensor,
     /// The head; `None` when it is the embedding.

@@ -1,6 +1,6 @@
 //! The tensors that a configuration asks for, by role, and the order of their rows.
 
-use crate::config::{DeltaNet, DeltaTensor, Linear, ModelConfig, Norm};
+use crate::config::{DeltaNet, LayerTensor, Linear, ModelConfig, Norm};
 
 /// Returns the norms of a configuration, in the order of the forward pass.
 pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
@@ -41,26 +41,32 @@ pub(crate) fn linears(config: &ModelConfig) -> impl Iterator<Item = (usize, Line
     (0..config.layer_count).flat_map(of_layer)
 }
 
-/// Returns the layer and role of every other tensor of recurrent layers, in the order of the forward pass.
-pub(crate) fn delta_tensors(
+/// Returns the layer and role of every other dense tensor of layers, in the order of the forward pass.
+pub(crate) fn layer_tensors(
     config: &ModelConfig,
-) -> impl Iterator<Item = (usize, DeltaTensor)> + '_ {
+) -> impl Iterator<Item = (usize, LayerTensor)> + '_ {
     (0..config.layer_count).flat_map(|layer| {
         let delta = config.delta_layer(layer);
         let count = delta.map_or(0, |delta| if delta.dense_rates { 5 } else { 3 });
-        DeltaTensor::ALL.into_iter().take(count).map(move |tensor| (layer, tensor))
+        let router = config.experts.as_ref().map(|_| LayerTensor::Router);
+        let of_delta = LayerTensor::OF_DELTA_NET.into_iter().take(count);
+        of_delta.chain(router).map(move |tensor| (layer, tensor))
     })
 }
 
-/// Returns the rows and columns of a tensor of a recurrent layer in files; one row for a vector.
-pub(crate) fn delta_shape(config: &ModelConfig, tensor: DeltaTensor) -> (usize, usize) {
+/// Returns the rows and columns of a dense tensor of a layer in files; one row for a vector.
+pub(crate) fn layer_tensor_shape(config: &ModelConfig, tensor: LayerTensor) -> (usize, usize) {
+    if let (LayerTensor::Router, Some(experts)) = (tensor, &config.experts) {
+        return (experts.count, config.hidden_size);
+    }
     let Some(delta) = &config.delta_net else { return (0, 0) };
     match tensor {
-        DeltaTensor::Decay | DeltaTensor::DecayBias => (1, delta.value_heads),
-        DeltaTensor::Convolution => (delta.channels(), DeltaNet::TAPS),
-        DeltaTensor::DecayRate | DeltaTensor::LearningRate => {
+        LayerTensor::Decay | LayerTensor::DecayBias => (1, delta.value_heads),
+        LayerTensor::Convolution => (delta.channels(), DeltaNet::TAPS),
+        LayerTensor::DecayRate | LayerTensor::LearningRate => {
             (delta.value_heads, config.hidden_size)
         }
+        LayerTensor::Router => (0, 0),
     }
 }
 

@@ -60,6 +60,37 @@ impl TernaryMatrix {
 }
 
 impl TernaryMatrix {
+    /// Returns the matrix of the rows of others with as many columns, one after another; `None` without any. Groups have the smallest
+    /// size of all.
+    pub(crate) fn stacked(mut parts: Vec<Self>) -> Option<Self> {
+        let sizes = parts.iter().filter_map(|part| Some(part.groups.as_ref()?.size));
+        let size = sizes.min();
+        parts.iter_mut().for_each(|part| part.divide_groups(size));
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next()?;
+        for part in parts {
+            whole.rows += part.rows;
+            whole.trits.extend(part.trits);
+            if let (Some(groups), Some(more)) = (&mut whole.groups, part.groups) {
+                groups.scales.extend(more.scales);
+            }
+        }
+        Some(whole)
+    }
+
+    /// Divides groups of twice the size; those without trits other than 0 have the scale 0.
+    fn divide_groups(&mut self, size: Option<usize>) {
+        let Some(groups) = self.groups.as_mut().filter(|groups| Some(groups.size) != size) else {
+            return;
+        };
+        let half = groups.size / 2;
+        let scales = groups.scales.iter().flat_map(|scale| [*scale; 2]);
+        let scales = scales.zip(self.trits.chunks_exact(half)).map(|(scale, trits)| {
+            if trits.iter().all(|trit| *trit == 0) { f16::ZERO } else { scale }
+        });
+        *groups = GroupScales { size: half, scales: scales.collect() };
+    }
+
     /// Reorders runs of `width` columns: run `i` becomes the old run `source(i)`. False, and nothing changes, if groups with scales
     /// are not whole parts of a run.
     pub(crate) fn reorder_columns(

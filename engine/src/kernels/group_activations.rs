@@ -13,7 +13,7 @@
 //! format's code vectors, zero-padded to whole blocks. Rows are an odd number of cache lines apart, as in
 //! [`super::Activations`].
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use super::order;
 use crate::{
@@ -142,19 +142,26 @@ impl GroupActivations {
         self.rows
     }
 
-    /// Returns the exact sum of each group. // (rows, groups)
-    pub(super) fn sums(&self) -> &[i32] {
-        &self.sums
+    /// Returns all rows.
+    pub fn all(&self) -> GroupRows<'_> {
+        self.part(0..self.rows)
     }
 
-    /// Returns the scale of each group of the matrix. // (rows, groups)
-    pub(super) fn scales(&self) -> &[f32] {
-        &self.scales
-    }
-
-    /// All rows, and a line more. // (rows, stride)
-    pub(super) fn data(&self) -> &[i8] {
-        &bytemuck::cast_slice(&self.data)[..self.rows * self.shape.stride() + 64]
+    /// Returns some rows.
+    ///
+    /// # Panics
+    /// If they exceed those that there are.
+    pub fn part(&self, rows: Range<usize>) -> GroupRows<'_> {
+        assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let (stride, groups) = (self.shape.stride(), self.shape.groups());
+        let data: &[i8] = bytemuck::cast_slice(&self.data);
+        GroupRows {
+            shape: self.shape,
+            count: rows.len(),
+            data: &data[rows.start * stride..rows.end * stride + 64],
+            sums: &self.sums[rows.start * groups..rows.end * groups],
+            scales: &self.scales[rows.start * groups..rows.end * groups],
+        }
     }
 
     /// Sets row `index`; see [`GroupRowWriter::set_row`].
@@ -182,6 +189,19 @@ impl GroupActivations {
     pub(crate) fn size_bytes(&self) -> usize {
         self.rows * self.shape.row_bytes()
     }
+}
+
+/// Some rows of [`GroupActivations`].
+#[derive(Debug, Clone, Copy)]
+pub struct GroupRows<'a> {
+    pub(super) shape: GroupShape,
+    pub(super) count: usize,
+    /// The rows, and a line more. // (rows, stride)
+    pub(super) data: &'a [i8],
+    /// Exact sum of each group. // (rows, groups)
+    pub(super) sums: &'a [i32],
+    /// Scale of each group of the matrix. // (rows, groups)
+    pub(super) scales: &'a [f32],
 }
 
 /// Sets different rows of one [`GroupActivations`] from different threads.
@@ -248,15 +268,15 @@ mod tests {
         x.reset(shape, 2);
         let q: Vec<i8> = (0..2 * 192).map(|i| (i * 7) as u8 as i8).collect();
         x.set_row(1, &q, &[0.5, 0.25]);
-        let row = &x.data()[shape.stride()..];
+        let row = &x.part(1..2).data;
         for group in 0..3 {
             assert_eq!(row[group * 128..][..64], q[group * 64..][..64], "high");
             assert_eq!(row[group * 128 + 64..][..64], q[192 + group * 64..][..64], "low");
             let sum = |from: usize| q[from..from + 64].iter().map(|&q| i32::from(q)).sum::<i32>();
             let expected = 256 * sum(group * 64) + sum(192 + group * 64);
-            assert_eq!(x.sums()[3 + group], expected);
+            assert_eq!(x.part(1..2).sums[group], expected);
         }
-        assert_eq!(x.scales()[3..], [0.5, 0.5, 0.25]);
+        assert_eq!(x.part(1..2).scales, [0.5, 0.5, 0.25]);
     }
 
     #[test]
@@ -268,7 +288,7 @@ mod tests {
         let mut x = GroupActivations::default();
         x.reset(of(Format::Tl2, 128), 1);
         x.set_row(0, &[1; 384], &[1.0; 3]);
-        let total: i32 = x.data()[..3 * 144].iter().map(|&q| i32::from(q)).sum();
-        assert_eq!((total, x.sums()), (384, &[128; 3][..]));
+        let total: i32 = x.all().data[..3 * 144].iter().map(|&q| i32::from(q)).sum();
+        assert_eq!((total, x.all().sums), (384, &[128; 3][..]));
     }
 }

@@ -83,7 +83,7 @@ impl Case {
             let x = self.activations(format);
             for path in paths() {
                 let mut y = vec![f32::NAN; expected.len()];
-                gemm_groups_by(path, &w, 0..w.tile_count(), &x, &mut y);
+                gemm_groups_by(path, &w, 0..w.tile_count(), x.all(), &mut y);
                 let y: Vec<u32> = y.into_iter().map(f32::to_bits).collect();
                 assert!(
                     y == expected,
@@ -160,7 +160,7 @@ fn a_range_of_tiles_gives_its_part_of_the_product() {
             for tiles in [0..1, 3..7, 9..10, 4..4] {
                 let width = tiles.len() * TILE_ROWS;
                 let mut y = vec![f32::NAN; case.rows * width + 1];
-                gemm_groups_by(path, &w, tiles.clone(), &x, &mut y);
+                gemm_groups_by(path, &w, tiles.clone(), x.all(), &mut y);
                 for row in 0..case.rows {
                     let at = row * stride + tiles.start * TILE_ROWS;
                     let got = y[row * width..(row + 1) * width].iter().map(|y| y.to_bits());

@@ -14,24 +14,24 @@
 use std::ops::Range;
 
 use super::{
-    GroupActivations,
+    group_activations::GroupRows,
     isa::Isa,
     product::{GroupProduct, Path},
     scalar,
 };
 use crate::formats::{PackedMatrix, TILE_ROWS};
 
-/// Multiplies a range of tiles of `w` by all rows of `x`; `y[i * stride + j]` is the output `16 * tiles.start + j` of row
-/// `i`, with `stride = 16 * tiles.len()`. Outputs past the matrix's last row are 0 (or NaN if an activation is).
+/// Multiplies a range of tiles of `w` by some rows of `x`; `y[i * stride + j]` is the output `16 * tiles.start + j` of the `i`-th
+/// of them, with `stride = 16 * tiles.len()`. Outputs past the matrix's last row are 0 (or NaN if an activation is).
 ///
 /// # Panics
-/// If this machine cannot run `isa`, `w` has no scales of groups, `tiles` exceeds it, `x` was reset for other matrices,
-/// or `y` is shorter than `x.rows() * stride`.
+/// If this machine cannot run `isa`, `w` has no scales of groups, `tiles` exceeds it, `x` was reset for other matrices or has
+/// fewer rows, or `y` is shorter than one row of `stride` for each.
 pub fn gemm_groups(
     isa: Isa,
     w: &PackedMatrix,
     tiles: Range<usize>,
-    x: &GroupActivations,
+    x: GroupRows<'_>,
     y: &mut [f32],
 ) {
     let Some(path) = Path::for_isa(isa) else { panic!("this machine has no {isa}") };
@@ -43,11 +43,11 @@ pub(super) fn gemm_groups_by(
     path: Path,
     w: &PackedMatrix,
     tiles: Range<usize>,
-    x: &GroupActivations,
+    x: GroupRows<'_>,
     y: &mut [f32],
 ) {
     let stride = tiles.len() * TILE_ROWS;
-    let (rows, shape) = (x.rows(), x.shape());
+    let (rows, shape) = (x.count, x.shape);
     assert!(tiles.end <= w.tile_count(), "tiles {tiles:?} of {}", w.tile_count());
     let of_matrix = (w.format(), w.cols(), w.group());
     let of_rows = (shape.format, shape.cols, Some(shape.group));
@@ -69,10 +69,10 @@ pub(super) fn gemm_groups_by(
         tile_scales,
         digits: shape.digits.count(),
         digit_bytes: shape.digit_bytes(),
-        x: x.data(),
+        x: x.data,
         x_stride: shape.stride(),
-        sums: x.sums(),
-        row_scales: x.scales(),
+        sums: x.sums,
+        row_scales: x.scales,
         y: &mut y[..rows * stride],
     };
     match path {

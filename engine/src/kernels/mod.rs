@@ -35,7 +35,7 @@ pub use gemm::gemm;
 pub(crate) use gemm::{peak_products_per_s, tile_store};
 pub use group_activations::Digits;
 #[doc(hidden)]
-pub use group_activations::{GroupActivations, GroupShape, SCALED_INPUTS};
+pub use group_activations::{GroupActivations, GroupRows, GroupShape, SCALED_INPUTS};
 #[doc(hidden)]
 pub use group_gemm::gemm_groups;
 pub use isa::{Isa, IsaUnavailable, select};

@@ -66,7 +66,7 @@ pub(crate) fn groups_agree_with_scalar(
         }
         let product = |isa| {
             let mut y = vec![0f32; rows * tiles.len() * TILE_ROWS]; // (row, tile, TILE_ROWS)
-            gemm_groups(isa, matrix, tiles.clone(), &x, &mut y);
+            gemm_groups(isa, matrix, tiles.clone(), x.all(), &mut y);
             y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         };
         product(isa) == product(Isa::Scalar)

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 #![allow(dead_code, reason = "each test binary uses a different part")]
 
+pub mod forward;
+
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;

@@ -9,7 +9,8 @@ use super::{
 use crate::{
     backend::Chunk,
     config::ModelConfig,
-    kernels::float::{FloatKernels, KvElement, LANES},
+    kernels::float::{FloatKernels, KvElement, LANES, POSITIONS_PART},
+    kv::BLOCK_TOKENS,
 };
 
 /// Applies half-split RoPE to the first `2 * cos.len()` elements of a head: element `j` pairs with `j + cos.len()`.
@@ -27,6 +28,8 @@ struct AttentionInput<'a, E> {
     chunks: &'a [Chunk<'a>],
     rows: &'a [Row],
     rotations: &'a [f32],
+    /// Pairs of elements that RoPE turns in this layer.
+    turned: usize,
     queries: Disjoint<'a, f32>,
     keys: Disjoint<'a, f32>,
     values: &'a [f32],
@@ -52,7 +55,7 @@ impl<E: KvElement> AttentionInput<'_, E> {
     /// # Safety
     /// No other thread uses this row's queries and keys of the head, or its position in the block.
     unsafe fn rotate_and_store(&self, row: usize, kv_head: usize) {
-        let (dim, half) = (self.config.head_dim, self.config.rotary_dim() / 2);
+        let (dim, half) = (self.config.head_dim, self.turned);
         let at = (row * self.config.kv_head_count + kv_head) * dim;
         // SAFETY: guaranteed by the caller.
         let (queries, keys) = unsafe {
@@ -79,6 +82,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// reads them. Rows of longer chunks are stored in a separate region before any attention task.
     pub(super) fn attend(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let config = self.weights.config();
+        let window = config.window(layer).unwrap_or(usize::MAX);
+        let place = config.attention_layers_before(layer);
         let (dim, kernels) = (config.head_dim, self.kernels);
         let padded = dim.next_multiple_of(LANES);
         let Buffers {
@@ -101,10 +106,11 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             chunks,
             rows,
             rotations,
+            turned: config.rotary_dim_of(layer) / 2,
             queries: Disjoint::new(queries),
             keys: Disjoint::new(keys),
             values,
-            layer: self.kv.layer(layer),
+            layer: self.kv.layer(place),
         };
         let group = input.group();
         self.pool.run(prestored_rows.len(), &|task| {
@@ -122,13 +128,17 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                     unsafe { input.rotate_and_store(row, kv_head) };
                 }
             }
+            // What no row of the task attends to is left out, in parts that the kernels add up as one.
+            let first = (rows[of_task.start].position + 1).saturating_sub(window);
+            let hidden = first - first % POSITIONS_PART;
+            let blocks = &chunks[chunk].blocks[hidden / BLOCK_TOKENS..];
             // SAFETY: the chunk's keys and values of this head have been written, here or before.
-            let tile = unsafe { input.layer.tile(kv_head, chunks[chunk].blocks) };
+            let tile = unsafe { input.layer.tile(kv_head, (blocks, window)) };
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, scores, positions, .. } = scratch;
                 positions.clear();
                 for row in of_task.clone() {
-                    positions.extend(std::iter::repeat_n(rows[row].position, group));
+                    positions.extend(std::iter::repeat_n(rows[row].position - hidden, group));
                 }
                 // SAFETY: each task reads and writes its own rows and heads.
                 let (queries_of, out_of) = unsafe {

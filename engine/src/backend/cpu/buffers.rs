@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use super::tiles::TileTask;
+use super::{experts::ExpertBuffers, tiles::TileTask};
 use crate::{
     backend::{Chunk, Largest},
     kernels::{Activations, GroupActivations},
@@ -87,6 +87,7 @@ pub(super) struct Buffers {
     pub inputs: [Quantized; 4],
     /// Of hybrid models: what Q gives, the gates of attention, and the parts of recurrent layers.
     pub hybrid: HybridBuffers,
+    pub experts: ExpertBuffers,
     pub tile_tasks: Vec<TileTask>,
     /// Scratch of the check of a step.
     pub written: Vec<u64>,
@@ -148,7 +149,9 @@ impl Buffers {
         let HybridBuffers { gated_queries, attention_gates, inputs, convolved, gates, rates } =
             &self.hybrid;
         let hybrid = [gated_queries, attention_gates, inputs, convolved, gates];
-        let floats = floats.into_iter().chain(hybrid).chain(rates);
+        let ExpertBuffers { normed, logits, gate, outputs, inputs: of_experts, .. } = &self.experts;
+        let experts = [normed, logits, gate, outputs];
+        let floats = floats.into_iter().chain(hybrid).chain(rates).chain(experts);
         let floats: usize = floats.map(|buffer| buffer.len() * 4).sum();
         let rows = self.rows.len() * size_of::<Row>();
         let input = |input: &Quantized| {
@@ -156,7 +159,7 @@ impl Buffers {
             input.x.rows() * row + input.scales.len() * 4 + input.groups.size_bytes()
         };
         let inputs: usize = self.inputs.iter().map(input).sum();
-        floats + rows + inputs + self.head_input.size_bytes()
+        floats + rows + inputs + self.head_input.size_bytes() + of_experts.size_bytes()
     }
 }
 

@@ -41,6 +41,12 @@ impl<'a, T> Disjoint<'a, T> {
         Self { data: unsafe { self.data.add(start) }, len: self.len - start, ..*self }
     }
 
+    /// Returns a part of the buffer, which may be handed out in disjoint parts. Panics when it is outside the buffer.
+    pub fn within(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len);
+        Self { len: range.len(), ..self.after(range.start) }
+    }
+
     /// Returns the whole buffer for reading.
     ///
     /// # Safety

@@ -122,7 +122,10 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 None => self.attention_block(layer, chunks),
                 Some(delta) => self.delta_block(layer, &delta, chunks),
             }
-            self.feed_forward_block(layer);
+            match self.weights.config().experts.is_some() {
+                true => self.experts_block(layer),
+                false => self.feed_forward_block(layer),
+            }
         }
         Ok(())
     }
@@ -178,7 +181,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         if let Some(norms) = &l.head_norms {
             self.norm_heads(norms);
         }
-        self.attend(config.attention_layers_before(layer), chunks);
+        self.attend(layer, chunks);
         if is_gated {
             self.gate_attended();
         }

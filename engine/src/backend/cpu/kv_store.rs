@@ -220,14 +220,14 @@ impl<E: KvElement> KvLayer<'_, E> {
         self.block_stride_bytes / size_of::<T>()
     }
 
-    /// Returns the keys and values of one KV head and sequence, as the attention kernel reads them.
+    /// Returns the keys and values of one KV head and sequence within a window, as the attention kernel reads them.
     ///
     /// # Safety
     /// While the tile is used, no thread writes the sequence's blocks of this head.
     pub unsafe fn tile<'b>(
         &'b self,
         kv_head: usize,
-        blocks: &'b [BlockId],
+        (blocks, window): (&'b [BlockId], usize),
     ) -> AttentionTile<'b, E> {
         let shape = self.shape;
         // SAFETY: guaranteed by the caller; the tile's other blocks and heads are not read.
@@ -254,6 +254,7 @@ impl<E: KvElement> KvLayer<'_, E> {
             head_dim: shape.head_dim,
             padded_head_dim: shape.padded_head_dim(),
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
+            window,
         }
     }
 

@@ -76,7 +76,7 @@ fn multiply<'a>(
     let bias = linear.bias.as_ref().map(|bias| &bias[columns.clone()]);
     if matrix.group().is_some() {
         let values = resized(buffers.values, input.groups.rows() * stride);
-        kernels::gemm_groups(isa, matrix, tiles, &input.groups, values);
+        kernels::gemm_groups(isa, matrix, tiles, input.groups.all(), values);
         add_bias(bias, stride, values);
         return (Products::Values(Values { values, stride }), columns);
     }

@@ -218,7 +218,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let (start, stride) = (tiles.start * TILE_ROWS, tiles.len() * TILE_ROWS);
             with_scratch(|scratch| {
                 let values = resized(&mut scratch.values, rows * stride);
-                kernels::gemm_groups(isa, head, tiles, input, values);
+                kernels::gemm_groups(isa, head, tiles, input.all(), values);
                 // SAFETY: each task writes its own columns.
                 let columns = unsafe { out.columns(vocab, start..(start + stride).min(vocab)) };
                 kernels.set_values(&Values { values, stride }, columns);

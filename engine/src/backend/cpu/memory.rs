@@ -4,10 +4,11 @@
 //! only when such a step comes.
 
 use super::{
-    HeadMode, KvType, buffers::ROWS_PER_TASK, buffers::Row, head, head::Head, kv_store::KvShape,
+    HeadMode, KvType, buffers::ROWS_PER_TASK, buffers::Row, experts::Choice, head, head::Head,
+    kv_store::KvShape,
 };
 use crate::{
-    config::ModelConfig,
+    config::{Experts, ModelConfig},
     files::Model,
     formats::{Format, PackedMatrix},
     kernels::{Activations, Digits, GroupShape},
@@ -66,7 +67,14 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
         None => Activations::row_bytes(format, cols) + size_of::<f32>(),
     };
     let inputs = if config.linear_norm_eps.is_some() { 3 } else { 1 };
+    // A place for each row and expert of it.
+    let experts = config.experts.as_ref().map_or(0, |experts| {
+        let Experts { count, used, .. } = *experts;
+        let place = 4 * (hidden + config.intermediate_size) + input(widest, digits);
+        4 * (hidden + count) + used * (place + size_of::<Choice>())
+    });
     let row = size_of::<Row>()
+        + experts
         + 4 * (hidden + config.head_dim + 2 * heads + 2 * kv + config.intermediate_size + hybrid)
         + inputs * input(widest, digits);
     let head_input = if config.ternary_tables { input(hidden, Digits::Two) } else { 0 };
@@ -109,7 +117,7 @@ mod tests {
         kv::{BLOCK_TOKENS, BlockId},
     };
 
-    const MODELS: [&str; 8] = [
+    const MODELS: [&str; 9] = [
         "bitnet-tiny",
         "bitnet-online-tiny",
         "llama-norm-tiny",
@@ -118,6 +126,7 @@ mod tests {
         "qwen3-yarn-tiny",
         "qwen35-tiny",
         "qwen35-rotated-tiny/qwen35-rotated-tiny-pq2_0.gguf",
+        "maple-tiny/maple-tiny-tq2_0.gguf",
     ];
     const FORMATS: [Format; 3] = [Format::I2S, Format::Tl1, Format::Tl2];
     const BLOCKS: usize = 7;

@@ -10,6 +10,7 @@ mod backend;
 mod buffers;
 mod delta;
 mod disjoint;
+mod experts;
 mod forward;
 pub(super) mod head;
 mod kv_store;

@@ -19,6 +19,17 @@ const AMX_TASK_TILES: usize = 16;
 /// Index of a matrix, and a range of its tiles.
 pub(super) type TileTask = (usize, Range<usize>);
 
+/// Returns the most tiles of a task, by the number of rows and the bytes of a tile.
+pub(super) fn tiles_per_task(isa: Isa, rows: usize, tile_bytes: usize) -> usize {
+    match (rows, isa) {
+        (..=FEW_ROWS, _) => (TASK_BYTES / tile_bytes).clamp(1, TASK_TILES),
+        (..=PAIR_ROWS, Isa::Amx) => AMX_TASK_TILES / 2,
+        (_, Isa::Amx) => AMX_TASK_TILES,
+        (..=PAIR_ROWS, _) => 2,
+        _ => TASK_TILES,
+    }
+}
+
 /// Cuts the tiles of matrices into tasks, in order. Each thread's share ends with smaller tasks, so that
 /// threads finish at nearly the same time.
 pub(super) fn tile_tasks(
@@ -28,13 +39,6 @@ pub(super) fn tile_tasks(
     threads: usize,
     tasks: &mut Vec<TileTask>,
 ) {
-    let tiles_per_task = |matrix: &PackedMatrix| match (rows, isa) {
-        (..=FEW_ROWS, _) => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
-        (..=PAIR_ROWS, Isa::Amx) => AMX_TASK_TILES / 2,
-        (_, Isa::Amx) => AMX_TASK_TILES,
-        (..=PAIR_ROWS, _) => 2,
-        _ => TASK_TILES,
-    };
     let total: usize = matrices.iter().map(|matrix| matrix.tile_count()).sum();
     let (mut matrix, mut tile) = (0, 0);
     tasks.clear();
@@ -42,7 +46,9 @@ pub(super) fn tile_tasks(
         let mut left = (thread + 1) * total / threads - thread * total / threads;
         while left > 0 {
             let in_matrix = matrices[matrix].tile_count() - tile;
-            let count = tiles_per_task(matrices[matrix]).min(left.div_ceil(2)).min(in_matrix);
+            let count = tiles_per_task(isa, rows, matrices[matrix].tile_bytes())
+                .min(left.div_ceil(2))
+                .min(in_matrix);
             tasks.push((matrix, tile..tile + count));
             (tile, left) = (tile + count, left - count);
             if tile == matrices[matrix].tile_count() {

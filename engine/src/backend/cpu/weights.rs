@@ -8,7 +8,7 @@ use super::{
     sections::{Damaged, LinearScale, PackedReader, Scales, Sections},
 };
 use crate::backend::final_norm;
-use crate::config::{DeltaTensor, Linear, ModelConfig, Norm};
+use crate::config::{LayerTensor, Linear, ModelConfig, Norm};
 use crate::files::{Model, ModelError};
 use crate::formats::{Format, PackedMatrix, Scale};
 use crate::kernels::Isa;
@@ -31,6 +31,8 @@ pub struct Layer {
     linears: Vec<(Linear, TernaryLinear)>,
     /// What a recurrent layer has besides.
     pub delta: Option<DeltaWeights>,
+    /// The router of a mixture of experts. // (experts, hidden)
+    pub router: Option<Vec<f32>>,
     /// Norm before attention. // (hidden)
     pub attention_norm: Vec<f32>,
     /// Norms of each query and of each key head, before RoPE. // (head_dim)
@@ -78,15 +80,15 @@ pub struct DeltaWeights {
 impl DeltaWeights {
     fn load(model: &Model, layer: usize) -> Result<Option<Self>, ModelError> {
         let Some(delta) = model.config().delta_layer(layer) else { return Ok(None) };
-        let tensor = |tensor| model.delta(layer, tensor);
+        let tensor = |tensor| model.layer_tensor(layer, tensor);
         let dense_rates = match delta.dense_rates {
-            true => Some([tensor(DeltaTensor::DecayRate)?, tensor(DeltaTensor::LearningRate)?]),
+            true => Some([tensor(LayerTensor::DecayRate)?, tensor(LayerTensor::LearningRate)?]),
             false => None,
         };
         Ok(Some(Self {
-            decay: tensor(DeltaTensor::Decay)?,
-            decay_bias: tensor(DeltaTensor::DecayBias)?,
-            convolution: tensor(DeltaTensor::Convolution)?,
+            decay: tensor(LayerTensor::Decay)?,
+            decay_bias: tensor(LayerTensor::DecayBias)?,
+            convolution: tensor(LayerTensor::Convolution)?,
             norm: model.norm(Norm::Delta(layer))?,
             dense_rates,
         }))
@@ -190,10 +192,20 @@ impl Weights {
         self.packed_bytes() + self.head.size_bytes()
     }
 
-    /// Returns the number of bytes that a decode step reads: the packed matrices, and the head or
-    /// its screening copy.
+    /// Returns the number of bytes that a decode step of one token reads: the packed matrices, of experts those that a token
+    /// goes through, and the head or its screening copy.
     pub fn step_bytes(&self, isa: Isa) -> usize {
-        self.packed_bytes() + self.head.step_bytes(isa)
+        let linears = self.layers.iter().flat_map(Layer::all);
+        let experts = self.config().experts.as_ref();
+        let read = linears.map(|(linear, l)| match experts {
+            Some(experts) if linear.is_of_experts() => {
+                l.matrix.size_bytes() / experts.count * experts.used
+            }
+            _ => l.matrix.size_bytes(),
+        });
+        let routers = self.layers.iter().filter_map(|layer| layer.router.as_ref());
+        let routers = routers.map(|router| size_of_val(&router[..]));
+        read.chain(routers).sum::<usize>() + self.head.step_bytes(isa)
     }
 
     fn packed_bytes(&self) -> usize {
@@ -237,10 +249,13 @@ fn layer_with(
         true => Some([model.norm(Norm::Query(layer))?, model.norm(Norm::Key(layer))?]),
         false => None,
     };
+    let has_router = config.experts.is_some();
+    let router = has_router.then(|| model.layer_tensor(layer, LayerTensor::Router)).transpose()?;
     let sub_norm = |norm| config.sub_norms.then(|| model.norm(norm)).transpose();
     Ok(Layer {
         linears,
         delta: DeltaWeights::load(model, layer)?,
+        router,
         attention_norm: model.norm(Norm::Attention(layer))?,
         head_norms,
         attention_sub_norm: sub_norm(Norm::AttentionSub(layer))?,

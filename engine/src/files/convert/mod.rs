@@ -36,6 +36,10 @@ pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelErr
         let problem = Problem::Other("models with recurrent layers are not converted");
         return Err(refuse(model.ternary_name(0, Linear::DeltaInput).to_owned(), to, problem));
     }
+    if model.config().experts.is_some() {
+        let problem = Problem::Other("mixtures of experts are not converted");
+        return Err(refuse(model.ternary_name(0, Linear::ExpertGate).to_owned(), to, problem));
+    }
     match to {
         Target::Folder => folder::write(model, out),
         Target::GgufI2S

@@ -18,6 +18,8 @@ pub(crate) enum Architecture {
     Qwen3,
     /// Ternary Bonsai 27B: `qwen35`, with Gated DeltaNet layers.
     Qwen35,
+    /// Maple: `maple`, a mixture of experts with windows of attention.
+    Maple,
 }
 
 /// Constant factors of `minicpm`: of embedding rows, of what blocks add, and the divisor of the logits.
@@ -32,6 +34,17 @@ const HYBRID_KEYS: [&str; 7] = [
     "ssm.group_count",
     "ssm.time_step_rank",
     "ssm.inner_size",
+];
+
+/// Keys of `maple`.
+const MAPLE_KEYS: [&str; 7] = [
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "swiglu_clamp_exp",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "rope.freq_base_swa",
 ];
 
 impl Architecture {
@@ -50,6 +63,7 @@ impl Architecture {
             "minicpm" => Self::MiniCpm,
             "qwen3" => Self::Qwen3,
             "qwen35" => Self::Qwen35,
+            "maple" => Self::Maple,
             _ => return Err(keys.unsupported(KEY, needs::of_architecture(name))),
         };
         Ok((architecture, name))
@@ -70,6 +84,7 @@ impl Architecture {
         match self {
             Self::MiniCpm => &MULTIPLIER_KEYS,
             Self::Qwen35 => &HYBRID_KEYS,
+            Self::Maple => &MAPLE_KEYS,
             _ => &[],
         }
     }

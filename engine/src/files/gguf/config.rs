@@ -7,10 +7,13 @@
 //! | `llama` | permuted for adjacent-pair RoPE | SiLU | no | `output.weight`, or the embedding |
 //! | `minicpm` | as `llama` | SiLU | no | `output.weight`, or the embedding |
 //! | `qwen3` | as in Hugging Face | SiLU | no | `output.weight`, or the embedding |
+//! | `qwen35` | as in Hugging Face | SiLU | no | `output.weight`, or the embedding |
+//! | `maple` | as in Hugging Face | SiLU, of bounded values | no | `output.weight` |
 //!
 //! `minicpm` has constant factors, and a scale per group of inputs in its linears ([`crate::files::encodings`]). `qwen3` has norms
 //! of query and key heads, and such scales in every matrix; with `pooling_type`, it is a BitNet embedding model, with one scale
-//! for each matrix and a norm in front of each linear.
+//! for each matrix and a norm in front of each linear. `maple` has norms of heads and scales of groups, too, and dense tables; [`maple`]
+//! reads its experts and windows.
 //!
 //! A key that is not understood may change the computation, so it is an error that names the key ([`understood`]).
 
@@ -18,6 +21,8 @@ use super::{
     architecture::{Architecture, MULTIPLIER_KEYS},
     container::{Gguf, Value},
     keys::Keys,
+    maple,
+    names::HEAD,
     understood,
 };
 use crate::{
@@ -34,6 +39,7 @@ use crate::{
 /// # Errors
 /// Names the key that is missing, out of range or not supported.
 pub(crate) fn parse(
+    file: &str,
     gguf: &Gguf<'_>,
     (architecture, name): (Architecture, &str),
     vocab_size: u64,
@@ -51,7 +57,9 @@ pub(crate) fn parse(
         return Err(keys.bad("attention.head_count_kv", "a divisor of the head count"));
     }
     let is_hybrid = architecture == Architecture::Qwen35;
-    let head_dim = head_dim(&keys, (hidden_size, head_count), is_hybrid)?;
+    let is_maple = architecture == Architecture::Maple;
+    let turns_part = is_hybrid || is_maple;
+    let head_dim = head_dim(&keys, (hidden_size, head_count), turns_part)?;
     if !(1..=VOCAB_MAX).contains(&vocab_size)
         || keys.size("vocab_size", VOCAB_MAX)?.is_some_and(|size| size as u64 != vocab_size)
     {
@@ -67,6 +75,9 @@ pub(crate) fn parse(
     if delta_net.is_some_and(|delta| layer_count < delta.attention_interval) {
         return Err(keys.bad("full_attention_interval", "at most block_count"));
     }
+    if is_maple && !has_output {
+        return Err(ModelError::MissingTensor { tensor: HEAD.to_owned() });
+    }
     Ok(ModelConfig {
         architecture: name.to_owned(),
         hidden_size,
@@ -74,11 +85,14 @@ pub(crate) fn parse(
         head_count,
         kv_head_count,
         head_dim,
-        intermediate_size: keys.required_size("feed_forward_length", WIDTH_MAX)?,
+        intermediate_size: match is_maple {
+            true => keys.required_size("expert_feed_forward_length", WIDTH_MAX)?,
+            false => keys.required_size("feed_forward_length", WIDTH_MAX)?,
+        },
         vocab_size: vocab_size as usize,
         context_length: keys.required_size("context_length", u64::from(u32::MAX))?,
         rms_norm_eps,
-        rope_theta: keys.positive("rope.freq_base", f32::MAX)?.unwrap_or(10_000.0),
+        rope_theta: rope_theta(&keys, is_maple)?,
         rope_scaling: rope_scaling(&keys, architecture)?,
         activation: match architecture {
             Architecture::BitnetB158 => Activation::SquaredRelu,
@@ -86,8 +100,8 @@ pub(crate) fn parse(
         },
         sub_norms: architecture.is_bitnet(),
         linear_norm_eps: pooling.map(|_| rms_norm_eps),
-        qk_norm: is_qwen(architecture),
-        group_scales: (architecture == Architecture::MiniCpm || is_qwen(architecture))
+        qk_norm: is_qwen(architecture) || is_maple,
+        group_scales: (architecture == Architecture::MiniCpm || is_qwen(architecture) || is_maple)
             && pooling.is_none(),
         ternary_tables: is_qwen(architecture) && pooling.is_none(),
         // Those of the tensors are found with them.
@@ -96,17 +110,31 @@ pub(crate) fn parse(
             Architecture::MiniCpm => multipliers(&keys)?,
             _ => Multipliers::NONE,
         },
-        rotary_dim: match is_hybrid {
+        rotary_dim: match turns_part {
             true => Some(rotary_dim(&keys, head_dim)?).filter(|turned| *turned != head_dim),
             false => None,
         },
         delta_net,
         // Read with the names of the tensors.
         rotation: None,
+        windows: is_maple.then(|| maple::windows(file, &keys, layer_count)).transpose()?,
+        experts: is_maple.then(|| maple::experts(file, &keys, layer_count)).transpose()?,
         pooling,
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
         eos_tokens: Vec::new(),
+    })
+}
+
+/// Reads the base of the RoPE frequencies. All layers of Maple that have RoPE have windows.
+fn rope_theta(keys: &Keys<'_>, is_maple: bool) -> Result<f32, ModelError> {
+    let of_windows = match is_maple {
+        true => keys.positive("rope.freq_base_swa", f32::MAX)?,
+        false => None,
+    };
+    Ok(match of_windows {
+        Some(theta) => theta,
+        None => keys.positive("rope.freq_base", f32::MAX)?.unwrap_or(10_000.0),
     })
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
             return Err(ModelError::MissingTensor { tensor: EMBEDDING.to_owned() });
         }
     };
-    let mut config = config::parse(&gguf, named, vocab_size, dims(HEAD).is_some())?;
+    let mut config = config::parse(&file, &gguf, named, vocab_size, dims(HEAD).is_some())?;
     let tokens = tokenizer::read(&file, &gguf, &config)?;
     tokens.tokenizer.check_vocab_size(config.vocab_size)?;
     config.eos_tokens = tokens.eos_tokens;

@@ -5,6 +5,7 @@ pub(crate) mod config;
 pub(crate) mod container;
 pub(crate) mod file;
 mod keys;
+mod maple;
 pub(crate) mod names;
 mod pieces;
 mod rope;

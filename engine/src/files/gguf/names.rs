@@ -1,6 +1,6 @@
 //! Names of tensors in GGUF files, by role.
 
-use crate::config::{DeltaTensor, Linear, Norm};
+use crate::config::{LayerTensor, Linear, Norm};
 
 /// The embedding.
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
@@ -41,6 +41,9 @@ fn linear_role(linear: Linear) -> &'static str {
         Linear::DecayRate => "ssm_alpha",
         Linear::LearningRate => "ssm_beta",
         Linear::DeltaOutput => "ssm_out",
+        Linear::ExpertGate => "ffn_gate_exps",
+        Linear::ExpertUp => "ffn_up_exps",
+        Linear::ExpertDown => "ffn_down_exps",
     }
 }
 
@@ -66,13 +69,14 @@ pub(crate) fn post_attention_norm_name(layer: usize) -> String {
     format!("blk.{layer}.post_attention_norm.weight")
 }
 
-/// Returns the name of a tensor of a recurrent layer.
-pub(crate) fn delta_name(layer: usize, tensor: DeltaTensor) -> String {
+/// Returns the name of a dense tensor of a layer.
+pub(crate) fn layer_tensor_name(layer: usize, tensor: LayerTensor) -> String {
     match tensor {
-        DeltaTensor::Decay => format!("blk.{layer}.ssm_a"),
-        DeltaTensor::DecayBias => format!("blk.{layer}.ssm_dt.bias"),
-        DeltaTensor::Convolution => format!("blk.{layer}.ssm_conv1d.weight"),
-        DeltaTensor::DecayRate => linear_name(layer, Linear::DecayRate),
-        DeltaTensor::LearningRate => linear_name(layer, Linear::LearningRate),
+        LayerTensor::Decay => format!("blk.{layer}.ssm_a"),
+        LayerTensor::DecayBias => format!("blk.{layer}.ssm_dt.bias"),
+        LayerTensor::Convolution => format!("blk.{layer}.ssm_conv1d.weight"),
+        LayerTensor::DecayRate => linear_name(layer, Linear::DecayRate),
+        LayerTensor::LearningRate => linear_name(layer, Linear::LearningRate),
+        LayerTensor::Router => format!("blk.{layer}.ffn_gate_inp.weight"),
     }
 }

@@ -16,11 +16,12 @@ use super::{
     architecture::Architecture,
     container::{Gguf, TensorEntry, type_name},
     names::{
-        EMBEDDING, HEAD, bias_name, delta_name, linear_name, norm_name, post_attention_norm_name,
+        EMBEDDING, HEAD, bias_name, layer_tensor_name, linear_name, norm_name,
+        post_attention_norm_name,
     },
 };
 use crate::{
-    config::{DeltaTensor, Linear, ModelConfig, Norm},
+    config::{LayerTensor, Linear, ModelConfig, Norm},
     files::{
         encodings::{
             blocks::{GROUP_MIN, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
@@ -30,7 +31,7 @@ use crate::{
         },
         error::{ModelError, Problem, check_overlaps},
         parts::{DenseTensor, HybridLayout, Span, TensorInfo, Tensors, TernaryTensor},
-        roles::{biases, delta_shape, delta_tensors, norm_len, norms},
+        roles::{biases, layer_tensor_shape, layer_tensors, norm_len, norms},
     },
 };
 
@@ -74,7 +75,7 @@ impl<'a> Finder<'a> {
     ) -> Result<Tensors, ModelError> {
         let shape = [config.hidden_size, config.vocab_size];
         let mut table = |name: &str| match config.ternary_tables {
-            true => self.grouped(name, config.vocab_size, config.hidden_size),
+            true => self.grouped(name, &shape),
             false => self.dense(name, &shape),
         };
         let embedding = table(EMBEDDING)?;
@@ -91,7 +92,7 @@ impl<'a> Finder<'a> {
                 };
                 let permuted_heads = heads.filter(|_| architecture.permutes_heads());
                 let tensor = self.linear(&linear_name(layer, linear), config, linear)?;
-                of_layer.push(TernaryTensor { permuted_heads, ..tensor });
+                of_layer.push(vec![TernaryTensor { permuted_heads, ..tensor }]);
             }
             linears.push(of_layer);
         }
@@ -110,24 +111,33 @@ impl<'a> Finder<'a> {
             let (rows, _) = config.linear_shape(linear);
             by_linear.insert((layer, linear), self.dense(&bias_name(layer, linear), &[rows])?);
         }
-        let mut delta = HashMap::new();
-        for (layer, tensor) in delta_tensors(config) {
-            let (rows, cols) = delta_shape(config, tensor);
+        let mut of_layers = HashMap::new();
+        for (layer, tensor) in layer_tensors(config) {
+            let (rows, cols) = layer_tensor_shape(config, tensor);
             let shape = [cols, rows];
             let shape = if rows == 1 { &shape[..1] } else { &shape };
-            delta.insert((layer, tensor), self.dense(&delta_name(layer, tensor), shape)?);
+            of_layers
+                .insert((layer, tensor), self.dense(&layer_tensor_name(layer, tensor), shape)?);
         }
         let hybrid = HybridLayout {
             tiled: config.delta_net.is_some(),
             output_is_grouped: config.rotation.is_some(),
             ..HybridLayout::default()
         };
-        Ok(Tensors { linears, norms: by_role, biases: by_linear, delta, hybrid, embedding, head })
+        Ok(Tensors {
+            linears,
+            norms: by_role,
+            biases: by_linear,
+            layer_tensors: of_layers,
+            hybrid,
+            embedding,
+            head,
+        })
     }
 
     /// Returns whether the matrices of rates are dense, by the type of the first one.
     pub fn has_dense_rates(&self) -> bool {
-        let entry = self.entries.get(delta_name(0, DeltaTensor::DecayRate).as_str());
+        let entry = self.entries.get(layer_tensor_name(0, LayerTensor::DecayRate).as_str());
         entry.is_some_and(|entry| !matches!(entry.type_id, 34 | 35 | 42 | 142 | 143))
     }
 
@@ -248,8 +258,12 @@ impl<'a> Finder<'a> {
         linear: Linear,
     ) -> Result<TernaryTensor, ModelError> {
         let (rows, cols) = config.linear_shape(linear);
+        if let (Some(experts), true) = (&config.experts, linear.is_of_experts()) {
+            let shape = [cols, rows / experts.count, experts.count];
+            return Ok(self.grouped(name, &shape)?.into());
+        }
         if config.group_scales {
-            return Ok(self.grouped(name, rows, cols)?.into());
+            return Ok(self.grouped(name, &[cols, rows])?.into());
         }
         let entry = self.take(name, &[cols, rows])?;
         let blocks =
@@ -280,9 +294,10 @@ impl<'a> Finder<'a> {
         Ok(TernaryTensor { name: name.to_owned(), span, rows, cols, packing, permuted_heads: None })
     }
 
-    /// Finds a matrix with scales of groups.
-    fn grouped(&mut self, name: &str, rows: usize, cols: usize) -> Result<DenseTensor, ModelError> {
-        let entry = self.take(name, &[cols, rows])?;
+    /// Finds a matrix with scales of groups; of three dimensions the last two are those of its rows.
+    fn grouped(&mut self, name: &str, shape: &[usize]) -> Result<DenseTensor, ModelError> {
+        let entry = self.take(name, shape)?;
+        let (cols, rows) = (shape[0], shape[1..].iter().product());
         let dtype = match entry.type_id {
             0 => DenseType::F32,
             1 => DenseType::F16,

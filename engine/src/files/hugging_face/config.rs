@@ -11,7 +11,7 @@ use super::{
     family::{Family, MULTIPLIER_KEYS},
     hybrid,
     json_keys::Keys,
-    rope, understood,
+    maple, rope, understood,
 };
 use crate::{
     config::{Activation, Linear, ModelConfig, Multipliers},
@@ -62,12 +62,15 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     };
     let root = keys.map;
     let (is_bitnet, is_hybrid) = (family == Family::Bitnet, family == Family::Qwen35);
+    let is_maple = family == Family::Maple;
     let is_qwen3 = family == Family::Qwen3 || is_hybrid;
     understood::refuse_keys(&keys, family)?;
     let is_dense = family == Family::Llama && keys.get("quantization_config").is_none();
     let (storage, linear_norm_eps) = match one_bit_llm(&keys, is_bitnet)? {
         true => (WeightStorage::OneBitLlm, None),
-        false if is_dense || family == Family::MiniCpm || is_qwen3 => refuse_quantization(&keys)?,
+        false if is_dense || family == Family::MiniCpm || is_qwen3 || is_maple => {
+            refuse_quantization(&keys)?
+        }
         false => quantization(&keys)?,
     };
     let sub_norms = is_bitnet || storage == WeightStorage::OneBitLlm;
@@ -89,7 +92,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
     let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
-    let rotary_dim = match is_hybrid {
+    let rotary_dim = match is_hybrid || is_maple {
         true => Some(hybrid::rotary_dim(&keys, head_dim)?).filter(|turned| *turned != head_dim),
         false => None,
     };
@@ -98,7 +101,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         Family::Qwen3 => rope::parse(&keys, shape, Some("yarn")),
         Family::Qwen35 => rope::parse(&keys, shape, Some(rope::HYBRID)),
         Family::MiniCpm => rope::parse(&keys, shape, Some("longrope")),
-        Family::Bitnet | Family::Llama => rope::parse(&keys, shape, None),
+        Family::Bitnet | Family::Llama | Family::Maple => rope::parse(&keys, shape, None),
     }?;
     let layer_count = keys.required_size("num_hidden_layers", LAYERS_MAX)?;
     let delta_net = is_hybrid.then(|| hybrid::delta_net(&keys, layer_count)).transpose()?;
@@ -109,7 +112,10 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         head_count,
         kv_head_count,
         head_dim,
-        intermediate_size: keys.required_size("intermediate_size", WIDTH_MAX)?,
+        intermediate_size: match is_maple {
+            true => keys.required_size("moe_intermediate_size", WIDTH_MAX)?,
+            false => keys.required_size("intermediate_size", WIDTH_MAX)?,
+        },
         vocab_size,
         context_length,
         rms_norm_eps: keys.epsilon("rms_norm_eps")?.unwrap_or(default_eps),
@@ -118,7 +124,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         activation: activation(&keys, is_bitnet)?,
         sub_norms,
         linear_norm_eps,
-        qk_norm: is_qwen3,
+        qk_norm: is_qwen3 || is_maple,
         group_scales: storage == WeightStorage::Grouped,
         linear_biases: linear_biases(&keys)?,
         ternary_tables: is_qwen3,
@@ -129,6 +135,8 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         rotary_dim,
         delta_net,
         rotation: None,
+        windows: is_maple.then(|| maple::windows(&keys, layer_count)).transpose()?,
+        experts: is_maple.then(|| maple::experts(&keys, (hidden_size, layer_count))).transpose()?,
         pooling: None,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
@@ -148,7 +156,10 @@ fn linear_biases(keys: &Keys<'_>) -> Result<Vec<Linear>, ModelError> {
         | Linear::DeltaGate
         | Linear::DecayRate
         | Linear::LearningRate
-        | Linear::DeltaOutput => false,
+        | Linear::DeltaOutput
+        | Linear::ExpertGate
+        | Linear::ExpertUp
+        | Linear::ExpertDown => false,
     };
     Ok(Linear::OF_ATTENTION.into_iter().filter(has_bias).collect())
 }

@@ -1,6 +1,6 @@
 //! [`Family`]: the families of models in folders, and for each what is understood of its files. A new family starts here.
 
-use super::json_keys::Keys;
+use super::{json_keys::Keys, maple};
 use crate::files::{error::ModelError, needs};
 
 /// A family of models.
@@ -11,6 +11,7 @@ pub(super) enum Family {
     MiniCpm,
     Qwen3,
     Qwen35,
+    Maple,
 }
 
 /// Keys of MiniCPM's factors that other families have with another meaning.
@@ -45,6 +46,7 @@ impl Family {
             "minicpm" => Self::MiniCpm,
             "qwen3" => Self::Qwen3,
             "qwen3_5_text" | "qwen3_5" => Self::Qwen35,
+            "maple" => Self::Maple,
             other => return Err(keys.unsupported(KEY, needs::of_architecture(other))),
         })
     }
@@ -57,6 +59,7 @@ impl Family {
             Self::MiniCpm => "minicpm",
             Self::Qwen3 => "qwen3",
             Self::Qwen35 => "qwen35",
+            Self::Maple => "maple",
         }
     }
 
@@ -65,6 +68,7 @@ impl Family {
         match self {
             Self::MiniCpm => &MULTIPLIER_KEYS,
             Self::Qwen35 => &HYBRID_KEYS,
+            Self::Maple => &maple::KEYS,
             _ => &[],
         }
     }

@@ -210,7 +210,7 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     let special = TokenizerConfig::parse(tokenizer_config.as_deref(), map.as_deref())?;
     let tokenizer = Tokenizer::with_config(&folder.tokenizer, &special)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
-    if matches!(&*model.architecture, "qwen3" | "qwen35") && !has_end_tokens {
+    if matches!(&*model.architecture, "qwen3" | "qwen35" | "maple") && !has_end_tokens {
         // As GGUF files of the same model: their format has one key for these tokens.
         let named = END_TOKENS.iter().filter_map(|name| tokenizer.token_id(name));
         model.eos_tokens.extend(named.filter(|&id| tokenizer.is_special(id)));

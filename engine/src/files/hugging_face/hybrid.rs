@@ -72,7 +72,7 @@ fn attention_interval(keys: &Keys<'_>, layer_count: usize) -> Result<usize, Mode
     }
 }
 
-/// Reads the number of elements of a head that RoPE turns.
+/// Reads the number of elements of a head that RoPE turns; a quarter without the key.
 pub(super) fn rotary_dim(keys: &Keys<'_>, head_dim: usize) -> Result<usize, ModelError> {
     const KEY: &str = "partial_rotary_factor";
     let block = keys.get("rope_parameters").and_then(Value::as_object);

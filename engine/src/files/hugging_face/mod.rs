@@ -6,6 +6,7 @@ mod family;
 pub(crate) mod folder;
 mod hybrid;
 mod json_keys;
+mod maple;
 pub(crate) mod names;
 pub(crate) mod python_json;
 pub(crate) mod rope;

@@ -1,6 +1,6 @@
 //! Names of tensors in Hugging Face folders, by role.
 
-use crate::config::{DeltaTensor, Linear, Norm};
+use crate::config::{LayerTensor, Linear, Norm};
 
 /// Returns the module path of a linear inside its layer.
 pub(crate) fn linear_module(linear: Linear) -> &'static str {
@@ -17,12 +17,21 @@ pub(crate) fn linear_module(linear: Linear) -> &'static str {
         Linear::DecayRate => "linear_attn.in_proj_a",
         Linear::LearningRate => "linear_attn.in_proj_b",
         Linear::DeltaOutput => "linear_attn.out_proj",
+        Linear::ExpertGate => "mlp.experts.gate_proj",
+        Linear::ExpertUp => "mlp.experts.up_proj",
+        Linear::ExpertDown => "mlp.experts.down_proj",
     }
 }
 
 /// Returns the name of a linear's tensor in the folder.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     format!("model.layers.{layer}.{}.weight", linear_module(linear))
+}
+
+/// Returns the name of the tensor of an expert's linear in the folder.
+pub(crate) fn expert_name(layer: usize, expert: usize, linear: Linear) -> String {
+    let module = linear_module(linear).replace(".experts.", &format!(".experts.{expert}."));
+    format!("model.layers.{layer}.{module}.weight")
 }
 
 /// Returns the name of a norm's tensor in the folder.
@@ -44,14 +53,15 @@ pub(crate) fn norm_name(norm: Norm) -> String {
     }
 }
 
-/// Returns the name of a tensor of a recurrent layer.
-pub(crate) fn delta_name(layer: usize, tensor: DeltaTensor) -> String {
+/// Returns the name of a dense tensor of a layer.
+pub(crate) fn layer_tensor_name(layer: usize, tensor: LayerTensor) -> String {
     let of = |name: &str| format!("model.layers.{layer}.linear_attn.{name}");
     match tensor {
-        DeltaTensor::Decay => of("A_log"),
-        DeltaTensor::DecayBias => of("dt_bias"),
-        DeltaTensor::Convolution => of("conv1d.weight"),
-        DeltaTensor::DecayRate => linear_name(layer, Linear::DecayRate),
-        DeltaTensor::LearningRate => linear_name(layer, Linear::LearningRate),
+        LayerTensor::Decay => of("A_log"),
+        LayerTensor::DecayBias => of("dt_bias"),
+        LayerTensor::Convolution => of("conv1d.weight"),
+        LayerTensor::DecayRate => linear_name(layer, Linear::DecayRate),
+        LayerTensor::LearningRate => linear_name(layer, Linear::LearningRate),
+        LayerTensor::Router => format!("model.layers.{layer}.mlp.gate.weight"),
     }
 }

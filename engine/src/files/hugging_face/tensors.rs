@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use super::{
     config::WeightStorage,
-    names::{delta_name, linear_module, linear_name, norm_name},
+    names::{expert_name, layer_tensor_name, linear_module, linear_name, norm_name},
     safetensors::{Dtype, TensorEntry},
     understood,
 };
 use crate::{
-    config::{DeltaTensor, Linear, ModelConfig, Norm},
+    config::{LayerTensor, Linear, ModelConfig, Norm},
     files::{
         encodings::{
             blocks::GROUP_MIN,
@@ -20,7 +20,7 @@ use crate::{
         error::{ModelError, Problem, shorten},
         mmap::Bytes,
         parts::{DenseTensor, HybridLayout, Span, Tensors, TernaryTensor},
-        roles::{biases, delta_shape, delta_tensors, linears, norm_len, norms},
+        roles::{biases, layer_tensor_shape, layer_tensors, linears, norm_len, norms},
     },
     formats::Scale,
 };
@@ -47,7 +47,7 @@ pub(crate) fn has_dense_rates(
     entries: &HashMap<String, (usize, TensorEntry)>,
     files: &[Bytes],
 ) -> bool {
-    let Some((file, entry)) = entries.get(&delta_name(0, DeltaTensor::DecayRate)) else {
+    let Some((file, entry)) = entries.get(&layer_tensor_name(0, LayerTensor::DecayRate)) else {
         return false;
     };
     let Ok(dtype) = dense_type(entry, "F32, F16 or BF16") else { return false };
@@ -81,7 +81,11 @@ impl Finder<'_> {
             self.check_groups(config)?;
         }
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = self.dense("model.embed_tokens.weight".to_owned(), &[vocab, hidden])?;
+        let embedding = match &config.experts {
+            Some(_) => "model.word_embeddings.weight",
+            None => "model.embed_tokens.weight",
+        };
+        let embedding = self.dense(embedding.to_owned(), &[vocab, hidden])?;
         let head = (!config.tied_head)
             .then(|| self.dense("lm_head.weight".to_owned(), &[vocab, hidden]))
             .transpose()?;
@@ -91,7 +95,19 @@ impl Finder<'_> {
             let mut of_layer = Vec::with_capacity(Linear::OF_ATTENTION.len());
             for &linear in config.linears(layer) {
                 let (rows, cols) = config.linear_shape(linear);
-                of_layer.push(self.linear(linear_name(layer, linear), rows, cols, storage)?);
+                let experts = config.experts.as_ref().filter(|_| linear.is_of_experts());
+                let tensors = match experts {
+                    None => vec![self.linear(linear_name(layer, linear), rows, cols, storage)?],
+                    Some(experts) => {
+                        let rows = rows / experts.count;
+                        let of_expert = |expert| {
+                            let name = expert_name(layer, expert, linear);
+                            self.linear(name, rows, cols, storage)
+                        };
+                        (0..experts.count).map(of_expert).collect::<Result<_, _>>()?
+                    }
+                };
+                of_layer.push(tensors);
             }
             linears.push(of_layer);
         }
@@ -114,15 +130,16 @@ impl Finder<'_> {
             let (rows, _) = config.linear_shape(linear);
             by_linear.insert((layer, linear), self.dense(name, &[rows])?);
         }
-        let mut delta = HashMap::new();
-        for (layer, tensor) in delta_tensors(config) {
-            let (rows, cols) = delta_shape(config, tensor);
+        let mut of_layers = HashMap::new();
+        for (layer, tensor) in layer_tensors(config) {
+            let (rows, cols) = layer_tensor_shape(config, tensor);
             let shape = match tensor {
-                DeltaTensor::Convolution => vec![rows, 1, cols],
+                LayerTensor::Convolution => vec![rows, 1, cols],
                 _ if rows == 1 => vec![cols],
                 _ => vec![rows, cols],
             };
-            delta.insert((layer, tensor), self.dense(delta_name(layer, tensor), &shape)?);
+            of_layers
+                .insert((layer, tensor), self.dense(layer_tensor_name(layer, tensor), &shape)?);
         }
         let is_hybrid = config.delta_net.is_some();
         let hybrid = HybridLayout {
@@ -130,7 +147,15 @@ impl Finder<'_> {
             centred_norms: is_hybrid,
             ..HybridLayout::default()
         };
-        Ok(Tensors { linears, norms: by_role, biases: by_linear, delta, hybrid, embedding, head })
+        Ok(Tensors {
+            linears,
+            norms: by_role,
+            biases: by_linear,
+            layer_tensors: of_layers,
+            hybrid,
+            embedding,
+            head,
+        })
     }
 
     /// Checks that every row is a whole number of groups.

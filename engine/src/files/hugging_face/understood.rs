@@ -39,6 +39,7 @@ const UNSUPPORTED_KEYS: &[(&str, Neutral, &str)] = &[
     ("num_local_experts", Neutral::Zero, "mixture of experts"),
     ("n_routed_experts", Neutral::Zero, "mixture of experts"),
     ("num_experts_per_tok", Neutral::Zero, "mixture of experts"),
+    ("n_group", Neutral::One, "groups of experts"),
     ("attention_multiplier", Neutral::Nothing, "a different attention scale"),
     ("attention_in_multiplier", Neutral::One, "scaled activations"),
     ("attention_out_multiplier", Neutral::One, "scaled activations"),
@@ -129,13 +130,16 @@ pub(super) fn refuse_keys(keys: &Keys<'_>, family: Family) -> Result<(), ModelEr
         }
     }
     let window_off = keys.get("use_sliding_window") == Some(&Value::Bool(false));
-    if keys.get("sliding_window").is_some() && !window_off {
+    let has_windows = family == Family::Maple;
+    if keys.get("sliding_window").is_some() && !window_off && !has_windows {
         return Err(keys.unsupported("sliding_window", "windowed attention"));
     }
     if keys.get("use_sliding_window") == Some(&Value::Bool(true)) {
         return Err(keys.unsupported("use_sliding_window", "windowed attention"));
     }
-    if let Some(types) = keys.get("layer_types").filter(|_| family != Family::Qwen35) {
+    if let Some(types) =
+        keys.get("layer_types").filter(|_| family != Family::Qwen35 && !has_windows)
+    {
         let full = |kind: &Value| kind == "full_attention";
         if !types.as_array().is_some_and(|types| types.iter().all(full)) {
             return Err(keys.unsupported("layer_types", "layers other than full attention"));

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
-    config::{DeltaTensor, ModelConfig, Norm},
+    config::{LayerTensor, ModelConfig, Norm},
     files::{
         convert::{
             gguf_metadata::{ModelDescription, metadata},
@@ -31,7 +31,7 @@ use crate::{
             write::{self, TensorPlan, matrix_plan},
         },
         partial::Partial,
-        roles::{delta_shape, delta_tensors, linears, norm_len, norms},
+        roles::{layer_tensor_shape, layer_tensors, linears, norm_len, norms},
     },
     tokenizer::Tokenizer,
 };
@@ -136,9 +136,9 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         let scale = (1.5 / cols as f32).sqrt();
         plan.push(matrix(names::linear_name(layer, linear), rows, cols, scale));
     }
-    for (layer, tensor) in delta_tensors(config) {
-        let (rows, cols) = delta_shape(config, tensor);
-        let name = names::delta_name(layer, tensor);
+    for (layer, tensor) in layer_tensors(config) {
+        let (rows, cols) = layer_tensor_shape(config, tensor);
+        let name = names::layer_tensor_name(layer, tensor);
         let vector = |value| {
             let dims = if rows == 1 { vec![cols as u64] } else { vec![cols as u64, rows as u64] };
             let len = rows * cols;
@@ -147,9 +147,9 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
             (plan, Fill::Around { len, value })
         };
         plan.push(match tensor {
-            DeltaTensor::Decay | DeltaTensor::DecayBias => vector(-1.0),
-            DeltaTensor::Convolution => vector(0.5),
-            DeltaTensor::DecayRate | DeltaTensor::LearningRate => {
+            LayerTensor::Decay | LayerTensor::DecayBias => vector(-1.0),
+            LayerTensor::Convolution => vector(0.5),
+            LayerTensor::DecayRate | LayerTensor::LearningRate | LayerTensor::Router => {
                 let deviation = 1.0 / (cols as f32).sqrt();
                 (matrix_plan(name, rows, cols, DenseType::F16), Fill::Bell(deviation))
             }

@@ -117,6 +117,8 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         rotary_dim: delta_net.map(|_| preset.head_dim / 4),
         rotation: delta_net.map(|_| Rotation { block: 1024, signs: Vec::new() }),
         delta_net,
+        windows: None,
+        experts: None,
         pooling: None,
         tied_head,
         bos_token: Some(BOS),

@@ -8,14 +8,14 @@
 //! its chunk, or the number of blocks after its position.
 //!
 //! ```text
-//! score[p]  = (Σ_d q[d]·K[d][p]) · scale             d ascending, p ≤ position
+//! score[p]  = (Σ_d q[d]·K[d][p]) · scale             d ascending, position − window < p ≤ position
 //! weight[p] = exp(score[p] − max score)
 //! out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  p ascending; the divisor in lane order
 //! ```
 //!
 //! Int8 keys and values are multiplied as integers: [`super::attention_q8`].
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use super::{
     KvElement,
@@ -79,9 +79,17 @@ pub struct AttentionTile<'a, E> {
     pub padded_head_dim: usize,
     /// 1 / √head_dim.
     pub scale: f32,
+    /// Newest positions that a query attends to, with its own; all with [`usize::MAX`].
+    pub window: usize,
 }
 
 impl<E: KvElement> AttentionTile<'_, E> {
+    /// Returns the positions that a query attends to.
+    #[inline(always)]
+    pub(super) fn visible(&self, position: usize) -> Range<usize> {
+        (position + 1).saturating_sub(self.window)..position + 1
+    }
+
     /// Returns the keys of a block of the table.
     ///
     /// # Safety
@@ -165,7 +173,8 @@ pub unsafe fn attention<L: Lanes, E: KvElement, const Q: usize>(
     // just resized and the length of `out` asserted; the caller has the ISA.
     unsafe {
         scores::<L, E, Q>(tile, queries, width, scratch);
-        let sums = softmax::<L, Q>(positions, width, scratch);
+        let visible = positions.map(|position| tile.visible(position));
+        let sums = softmax::<L, Q>(&visible, width, scratch);
         weigh_values::<L, E, Q>(tile, last, width, scratch, out);
         for (q, sum) in sums.into_iter().enumerate() {
             for v in &mut out[q * tile.padded_head_dim..][..tile.padded_head_dim] {
@@ -244,13 +253,13 @@ unsafe fn scores_of<L: Lanes, E: KvElement, const Q: usize, const B: usize>(
     }
 }
 
-/// Turns scores into weights in place, with zeros after each query's position; returns their sums.
+/// Turns scores into weights in place, with zeros where a query does not attend; returns their sums.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
 unsafe fn softmax<L: Lanes, const Q: usize>(
-    positions: &[usize; Q],
+    visible: &[Range<usize>; Q],
     width: usize,
     scores: &mut [f32],
 ) -> [f32; Q] {
@@ -259,22 +268,28 @@ unsafe fn softmax<L: Lanes, const Q: usize>(
     unsafe {
         for q in 0..Q {
             let row = scores.as_mut_ptr().add(q * width);
-            let visible = positions[q] + 1;
+            let Range { start, end } = visible[q];
             let minus_infinity = L::splat(f32::NEG_INFINITY);
             let mut largest = minus_infinity;
-            for p in (0..visible).step_by(LANES) {
-                let v = L::load(row.add(p)).first(visible - p, minus_infinity);
+            for p in (0..end).step_by(LANES) {
+                let mut v = L::load(row.add(p)).first(end - p, minus_infinity);
+                if p < start {
+                    v = minus_infinity.first(start - p, v);
+                }
                 largest = v.max(largest);
             }
             let largest = L::splat(largest.max_lane());
             let mut sum = L::splat(0.0);
             for p in (0..width).step_by(LANES) {
-                let count = visible.saturating_sub(p);
-                let weight = if count == 0 {
+                let count = end.saturating_sub(p);
+                let mut weight = if count == 0 {
                     L::splat(0.0)
                 } else {
                     L::load(row.add(p)).sub(largest).exp().first(count, L::splat(0.0))
                 };
+                if p < start {
+                    weight = L::splat(0.0).first(start - p, weight);
+                }
                 sum = sum.add(weight);
                 weight.store(row.add(p));
             }

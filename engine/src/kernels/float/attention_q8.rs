@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! score[p]  = f32(Σ_d query[d]·K[d][p]) · (key_scale[p] · (scale · query_scale))
-//! weight[p] = exp(score[p] − max score)                        p ≤ position
+//! weight[p] = exp(score[p] − max score)                        position − window < p ≤ position
 //! factor[p] = weight[p] · value_scale[p]
 //! largest_s = max(10⁻³⁰, max factor[p])                        p in segment s
 //! w[p]      = round(factor[p] · (32767 / largest_s))           half to even
@@ -21,6 +21,8 @@ mod isas;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use super::{
     AttentionTile,
     byte_dots::{ByteDots, DEPTH, WEIGHT_MAX, WEIGHTS_BYTES},
@@ -31,7 +33,7 @@ use super::{
 pub use isas::*;
 
 /// Positions whose weights have one scale.
-const SEGMENT: usize = 128;
+pub(super) const SEGMENT: usize = 128;
 const SEGMENT_BLOCKS: usize = SEGMENT / LANES;
 /// Least largest factor of a segment.
 const FACTOR_MIN: f32 = 1e-30;
@@ -253,11 +255,14 @@ unsafe fn weights<D: ByteDots, const Q: usize>(
             let (zero, minus_infinity) =
                 (D::Floats::splat(0.0), D::Floats::splat(f32::NEG_INFINITY));
             let row = parts.scores.as_mut_ptr().add(q * blocks * LANES);
-            let visible = positions[q] + 1;
+            let Range { start, end } = tile.visible(positions[q]);
             let mut largest = minus_infinity;
-            for p in (0..visible).step_by(LANES) {
-                largest =
-                    D::Floats::load(row.add(p)).first(visible - p, minus_infinity).max(largest);
+            for p in (0..end).step_by(LANES) {
+                let mut v = D::Floats::load(row.add(p)).first(end - p, minus_infinity);
+                if p < start {
+                    v = minus_infinity.first(start - p, v);
+                }
+                largest = v.max(largest);
             }
             let largest = D::Floats::splat(largest.max_lane());
             let mut sum = zero;
@@ -267,8 +272,11 @@ unsafe fn weights<D: ByteDots, const Q: usize>(
                 let mut most = D::Floats::splat(FACTOR_MIN);
                 for block in of_segment.clone() {
                     let at = row.add(block * LANES);
-                    let count = visible.saturating_sub(block * LANES);
-                    let weight = D::Floats::load(at).sub(largest).exp().first(count, zero);
+                    let count = end.saturating_sub(block * LANES);
+                    let mut weight = D::Floats::load(at).sub(largest).exp().first(count, zero);
+                    if block * LANES < start {
+                        weight = zero.first(start - block * LANES, weight);
+                    }
                     sum = sum.add(weight);
                     let scales = D::Floats::load(tile.scales_at(tile.value_scales, block));
                     let factor = weight.mul(scales).first(count, zero);

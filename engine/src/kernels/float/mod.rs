@@ -27,6 +27,9 @@ pub use attention::{AttentionTile, Stored};
 pub use delta::DeltaToken;
 pub use kv::KvElement;
 pub use lanes::LANES;
+
+/// Positions that attention of any type adds up as one part: a block table may begin at any multiple.
+pub const POSITIONS_PART: usize = attention_q8::SEGMENT;
 pub use outputs::{Columns, Sums, Values};
 
 use super::{

@@ -232,7 +232,9 @@ fn reference<E: KvElement>(
         let value = values[at + E::value_at(tile.padded_head_dim, p % 16, d)].widen();
         f64::from(value) * scale(value_scales, p)
     };
-    let scores: Vec<f64> = (0..=position)
+    let visible = tile.visible(position);
+    let scores: Vec<f64> = visible
+        .clone()
         .map(|p| {
             let dot: f64 = (0..tile.head_dim).map(|d| f64::from(query[d]) * key(p, d)).sum();
             dot * f64::from(tile.scale)
@@ -242,20 +244,25 @@ fn reference<E: KvElement>(
     let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
     let total: f64 = weights.iter().sum();
     (0..tile.head_dim)
-        .map(|d| (0..=position).map(|p| weights[p] * value(p, d)).sum::<f64>() / total)
+        .map(|d| {
+            let values = weights.iter().zip(visible.clone());
+            values.map(|(weight, p)| weight * value(p, d)).sum::<f64>() / total
+        })
         .collect()
 }
 
 #[test]
 fn attention_matches_f64_and_does_not_depend_on_the_tile_or_isa() {
     for (head_dim, heads) in [(32, 1), (20, 2), (64, 1)] {
-        check_attention::<f32>(head_dim, heads);
-        check_attention::<f16>(head_dim, heads);
-        check_attention::<i8>(head_dim, heads);
+        for window in [usize::MAX, 1, 5, 16, 37] {
+            check_attention::<f32>((head_dim, heads), window);
+            check_attention::<f16>((head_dim, heads), window);
+            check_attention::<i8>((head_dim, heads), window);
+        }
     }
 }
 
-fn check_attention<E: KvElement>(head_dim: usize, heads: usize) {
+fn check_attention<E: KvElement>((head_dim, heads): (usize, usize), window: usize) {
     let padded = usize::next_multiple_of(head_dim, LANES);
     let pool = 7;
     // Up to 30; in int8, up to 127 times 0.25.
@@ -288,6 +295,7 @@ fn check_attention<E: KvElement>(head_dim: usize, heads: usize) {
         head_dim,
         padded_head_dim: padded,
         scale: 1.0 / (head_dim as f32).sqrt(),
+        window,
     };
     let (stored, scales) = ([&keys[..], &values_stored], [&key_scales[..], &value_scales]);
     let positions: Vec<usize> = vec![0, 63, 15, 16, 17, 40, 2, 62, 33, 5, 31, 32, 47];

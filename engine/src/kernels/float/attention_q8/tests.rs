@@ -60,7 +60,7 @@ impl Case {
     }
 
     /// Returns the tile of the last head.
-    fn tile(&self) -> AttentionTile<'_, i8> {
+    fn tile(&self, window: usize) -> AttentionTile<'_, i8> {
         let (key_dim, padded) = Self::padded(self.head_dim);
         AttentionTile {
             keys: Stored::from(&self.keys[..]),
@@ -77,11 +77,12 @@ impl Case {
             head_dim: self.head_dim,
             padded_head_dim: padded,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
+            window,
         }
     }
 
     /// Computes the output of one query as the module's documentation says.
-    fn defined(&self, query: &[f32], position: usize) -> Vec<f32> {
+    fn defined(&self, query: &[f32], position: usize, window: usize) -> Vec<f32> {
         let (key_dim, padded) = Self::padded(self.head_dim);
         let head = |p: usize| self.blocks[p / LANES].0 as usize * HEADS + HEADS - 1;
         let scalar = FloatKernels::for_isa(Isa::Scalar).expect("always there");
@@ -96,12 +97,17 @@ impl Case {
             sum as f32 * (self.key_scales[head(p) * LANES + p % LANES] * (scale * query_scale))
         };
         let scores: Vec<f32> = (0..=position).map(score).collect();
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let hidden = (position + 1).saturating_sub(window);
+        let largest = scores[hidden..].iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let (mut lanes, mut out) = ([0f32; LANES], vec![0f32; self.head_dim]);
         // SAFETY: plain Rust.
         let weights: Vec<f32> = scores
             .iter()
-            .map(|score| unsafe { ScalarLanes::splat(score - largest).exp().max_lane() })
+            .enumerate()
+            .map(|(p, score)| match p < hidden {
+                true => 0.0,
+                false => unsafe { ScalarLanes::splat(score - largest).exp().max_lane() },
+            })
             .collect();
         for (segment, weights) in weights.chunks(SEGMENT).enumerate() {
             let first = segment * SEGMENT;
@@ -132,13 +138,16 @@ impl Case {
 #[test]
 fn every_isa_has_the_defined_bits() {
     let positions = [0, 319, 15, 16, 127, 128, 129, 255, 300, 63, 5, 200, 256];
-    for head_dim in [16, 22, 40, 128] {
+    let windows = [usize::MAX, 1, 20, 140];
+    for (head_dim, window) in
+        [16, 22, 40, 128].into_iter().flat_map(|dim| windows.map(|window| (dim, window)))
+    {
         let case = Case::new(head_dim);
         let queries = floats(positions.len() * head_dim, 5, 0.4);
         let expected: Vec<Vec<f32>> = queries
             .chunks(head_dim)
             .zip(positions)
-            .map(|(query, position)| case.defined(query, position))
+            .map(|(query, position)| case.defined(query, position, window))
             .collect();
         let check = |what: &str, run: &dyn Fn(&mut Vec<f32>, &mut [f32])| {
             let padded = head_dim.next_multiple_of(LANES);
@@ -150,12 +159,12 @@ fn every_isa_has_the_defined_bits() {
                 let got = &out[q * padded..][..head_dim];
                 assert!(
                     got.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits()),
-                    "{what}, {head_dim} elements, position {}: {got:?}, not {expected:?}",
+                    "{what}, {head_dim} elements, window {window}, position {}: {got:?}, not {expected:?}",
                     positions[q]
                 );
             }
         };
-        let tile = case.tile();
+        let tile = case.tile(window);
         for isa in Isa::ALL {
             let Some(kernels) = FloatKernels::for_isa(isa) else { continue };
             check(&format!("{isa:?}"), &|scratch, out| {
