@@ -115,8 +115,9 @@ impl Engine {
         let limits = Limits {
             max_sequences: config.max_sequences,
             token_budget: config.token_budget,
-            prefix_cache: config.prefix_cache && !config.recurrent,
+            prefix_cache: config.prefix_cache,
             recurrent: config.recurrent,
+            kept_states: config.kept_states,
             block_ahead: backend.as_asynchronous().is_some_and(|backend| backend.decodes_ahead()),
             stall_limit: config.stall_limit,
         };

@@ -26,6 +26,8 @@ use crate::{
 
 /// Default limit of KV memory on the processor, in bytes.
 pub const KV_BYTES_DEFAULT: u64 = 1 << 30;
+/// Most states of recurrent layers that are kept where prefixes end.
+const KEPT_STATES_MAX: usize = 64;
 
 /// A model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -154,18 +156,31 @@ impl EngineOptions {
     /// Returns the number of KV blocks for a model on the processor; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
-        let states = (self.slots(model) * state_bytes(model)) as u64;
+        let states = ((self.slots(model) + self.kept_states(model)) * state_bytes(model)) as u64;
         let bytes = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT).saturating_sub(states);
         self.blocks_within(model, bytes, block_bytes)
     }
 
-    /// Returns the number of sequences that may run at once: of models with recurrent layers, no more than have their states in half of
-    /// the memory of the KV cache; at least one.
+    /// Returns the number of sequences that may run at once; at least one. Half of the memory of the KV cache is for states of
+    /// recurrent layers, and a quarter of those for states that are kept.
     pub fn slots(&self, model: &Model) -> usize {
-        let bytes = state_bytes(model) as u64;
+        let fitting = self.fitting_states(model);
+        let kept = if fitting < 4 { fitting / 2 } else { fitting / 4 };
+        self.max_sequences.min(fitting - kept).max(1)
+    }
+
+    /// Returns the number of states that are kept where prefixes end, of models with recurrent layers: what the states of running
+    /// sequences leave of half of the memory of the KV cache.
+    pub fn kept_states(&self, model: &Model) -> usize {
+        match state_bytes(model) {
+            0 => 0,
+            _ => self.fitting_states(model).saturating_sub(self.slots(model)).min(KEPT_STATES_MAX),
+        }
+    }
+
+    fn fitting_states(&self, model: &Model) -> usize {
         let half = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT) / 2;
-        let fitting = half.checked_div(bytes).map_or(usize::MAX, |count| count as usize);
-        self.max_sequences.min(fitting).max(1)
+        half.checked_div(state_bytes(model) as u64).map_or(usize::MAX, |count| count as usize)
     }
 
     /// KV blocks for a model on a GPU: as many as the sequences can use, limited by memory.
@@ -257,8 +272,9 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         return Err(LoadError::EmbedsOnGpu { ordinal });
     }
     let of_cpu = || options.block_count(model);
-    let max_sequences = options.slots(model);
-    let backend = load(model, options, max_sequences, of_cpu, || options.blocks_on_gpu(model))?;
+    let (max_sequences, kept_states) = (options.slots(model), options.kept_states(model));
+    let slots = max_sequences + kept_states;
+    let backend = load(model, options, slots, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
     let EngineOptions { step_target, wait_limit, .. } = *options;
     let draft_tokens = if embeds { 0 } else { options.draft_tokens };
@@ -271,6 +287,7 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         token_budget: backend.step_rows(),
         embeds,
         recurrent: model.config().delta_net.is_some(),
+        kept_states,
         ..EngineConfig::new(context_length)
     };
     let eos_tokens = model.config().eos_tokens.clone();

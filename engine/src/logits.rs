@@ -23,7 +23,7 @@ pub fn each_position<E: From<StepError>>(
     let mut logits = Logits::default();
     for (index, part) in tokens.chunks(CHUNK_TOKENS).enumerate() {
         let chunk = Chunk {
-            slot: 0,
+            state: 0.into(),
             tokens: part,
             position: index * CHUNK_TOKENS,
             blocks: &blocks,

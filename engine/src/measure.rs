@@ -171,7 +171,7 @@ impl Sequences {
             let start = rows.start.max(origin) - origin;
             let end = rows.end.min(origin + length) - origin;
             Chunk {
-                slot: sequence as u32,
+                state: (sequence as u32).into(),
                 tokens: &self.tokens[start..end],
                 position: start,
                 blocks: &self.tables[sequence],
@@ -183,8 +183,8 @@ impl Sequences {
 
     /// Returns the chunks of one decode step.
     pub(crate) fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
-        let chunk = |(slot, blocks)| Chunk {
-            slot,
+        let chunk = |(slot, blocks): (u32, _)| Chunk {
+            state: slot.into(),
             tokens: &self.tokens[position..=position],
             position,
             blocks,

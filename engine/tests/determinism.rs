@@ -49,7 +49,7 @@ fn run(backend: &mut dyn Backend, tokens: &[u32], sizes: &[usize], first: u32) -
     while position < tokens.len() {
         let end = (position + sizes.next().unwrap()).min(tokens.len());
         let chunk = Chunk {
-            slot: 0,
+            state: 0.into(),
             tokens: &tokens[position..end],
             position,
             blocks: &blocks,
@@ -125,7 +125,7 @@ fn batch_mates_do_not_change_a_bit() {
                 .collect();
             let chunks: Vec<Chunk<'_>> = (0..count)
                 .map(|i| Chunk {
-                    slot: 0,
+                    state: 0.into(),
                     tokens: &sequences[i],
                     position: 0,
                     blocks: &tables[i],
@@ -158,7 +158,7 @@ fn largest_logits_equal_those_of_the_whole_head() {
             let tables: Vec<[BlockId; 1]> = (0..7).map(|i| [BlockId(i)]).collect();
             let chunk = |i: usize| {
                 let (tokens, blocks) = (&sequences[i][..], &tables[i][..]);
-                Chunk { tokens, position: 0, blocks, logits: requested(i), slot: 0 }
+                Chunk { tokens, position: 0, blocks, logits: requested(i), state: 0.into() }
             };
             let chunks: Vec<Chunk<'_>> = (0..count).map(chunk).collect();
             let mut logits = Logits::default();
@@ -214,7 +214,7 @@ fn copied_block_gives_the_same_logits_as_its_original() {
         backend.copy_block(BlockId(0), BlockId(90)).unwrap();
         backend.copy_block(BlockId(1), BlockId(91)).unwrap();
         let chunk = Chunk {
-            slot: 0,
+            state: 0.into(),
             tokens: &tokens[18..],
             position: 18,
             blocks: &[BlockId(90), BlockId(91)],
@@ -231,7 +231,7 @@ fn invalid_step_is_refused_and_the_backend_stays_usable() {
     let model = model("bitnet-tiny");
     let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
     let step = |backend: &mut dyn Backend, tokens: &[u32], position, blocks: &[BlockId]| {
-        let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Last, slot: 0 };
+        let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Last, state: 0.into() };
         backend.step(&[chunk], &mut Logits::default())
     };
     let backend = backend.as_mut();

@@ -4,16 +4,18 @@
 
 mod support;
 
-use std::{fs, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::json;
 use support::{RawGguf, cases, golden, numbers};
 use tritmill_engine::{
     Request, SubmitError,
     backend::cpu::KvType,
+    config::{Linear, Norm},
     embed::{self, EmbedError},
     files::Model,
-    formats::Format,
+    formats::{Format, Scale, TernaryMatrix},
     kernels::Isa,
     load::{self, DeviceChoice, EngineOptions, LoadError},
 };
@@ -133,4 +135,113 @@ fn embedding_models_do_not_generate_and_others_do_not_embed() {
     let on_gpu = EngineOptions { device: DeviceChoice::Cuda(0), ..options };
     let refused = load::engine(&model(), &on_gpu).err().unwrap();
     assert!(matches!(refused, LoadError::EmbedsOnGpu { .. }), "{refused}");
+}
+
+/// Writes the model of the golden file as a folder with dense weights: trits times the scale, which the mean of the magnitudes gives
+/// back after a factor.
+fn write_folder(model: &Model, folder: &Path, prefix: &str) {
+    let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
+    let embedding = model.embedding();
+    let mut values = vec![0f32; embedding.rows * embedding.cols];
+    let rows = values.chunks_exact_mut(embedding.cols).enumerate();
+    rows.for_each(|(row, out)| embedding.row(row, out));
+    let shape = vec![embedding.rows, embedding.cols];
+    tensors.push((format!("{prefix}embed_tokens.weight"), shape, values));
+    let module = |linear: Linear| match linear {
+        Linear::Q => "self_attn.q_proj",
+        Linear::K => "self_attn.k_proj",
+        Linear::V => "self_attn.v_proj",
+        Linear::O => "self_attn.o_proj",
+        Linear::Gate => "mlp.gate_proj",
+        Linear::Up => "mlp.up_proj",
+        _ => "mlp.down_proj",
+    };
+    for norm in model.norms() {
+        let name = match norm {
+            Norm::Attention(layer) => format!("layers.{layer}.input_layernorm"),
+            Norm::FeedForward(layer) => format!("layers.{layer}.post_attention_layernorm"),
+            Norm::Query(layer) => format!("layers.{layer}.self_attn.q_norm"),
+            Norm::Key(layer) => format!("layers.{layer}.self_attn.k_norm"),
+            Norm::Linear(layer, linear) => format!("layers.{layer}.{}.norm", module(linear)),
+            _ => "norm".to_owned(),
+        };
+        let values = model.norm(norm).unwrap();
+        tensors.push((format!("{prefix}{name}.weight"), vec![values.len()], values));
+    }
+    for layer in 0..model.config().layer_count {
+        for &linear in model.config().linears(layer) {
+            let TernaryMatrix { rows, cols, trits, scale, .. } =
+                model.ternary(layer, linear).unwrap();
+            let Scale::Multiply(scale) = scale else { panic!("one scale") };
+            let ones = trits.iter().filter(|trit| **trit != 0).count();
+            let factor = f64::from(scale) * trits.len() as f64 / ones as f64;
+            let values = trits.iter().map(|trit| (f64::from(*trit) * factor) as f32).collect();
+            let name = format!("{prefix}layers.{layer}.{}.weight", module(linear));
+            tensors.push((name, vec![rows, cols], values));
+        }
+    }
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, _, values)| values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    let config = model.config();
+    let json = json!({
+        "architectures": ["Qwen3Model"], "model_type": "qwen3", "hidden_act": "silu",
+        "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.layer_count, "num_attention_heads": config.head_count,
+        "num_key_value_heads": config.kv_head_count, "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size, "rms_norm_eps": 1e-6, "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.context_length, "tie_word_embeddings": true,
+        "use_sliding_window": false, "sliding_window": null, "torch_dtype": "bfloat16",
+    });
+    fs::write(folder.join("config.json"), json.to_string()).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(golden("bitnet-embedding-tiny").join(file), folder.join(file)).unwrap();
+    }
+}
+
+#[test]
+fn folders_give_the_vectors_of_the_reference() {
+    let (texts, expected) = texts();
+    let file = model();
+    for prefix in ["", "model."] {
+        let folder = tempfile::tempdir().unwrap();
+        write_folder(&file, folder.path(), prefix);
+        let refused = Model::open(folder.path()).unwrap_err().to_string();
+        assert!(refused.contains("1_Pooling/config.json"), "{refused}");
+        fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+        let pooling = |mean: bool| {
+            let json = json!({
+                "word_embedding_dimension": 256, "pooling_mode_cls_token": false,
+                "pooling_mode_mean_tokens": mean, "pooling_mode_lasttoken": !mean,
+            });
+            fs::write(folder.path().join("1_Pooling/config.json"), json.to_string()).unwrap();
+        };
+        pooling(true);
+        let refused = Model::open(folder.path()).unwrap_err().to_string();
+        assert!(refused.contains("pooling_mode_"), "{refused}");
+        pooling(false);
+        let model = Arc::new(Model::open(folder.path()).unwrap());
+        assert!(model.config().pooling.is_some() && model.config().linear_norm_eps.is_some());
+        for layer in 0..model.config().layer_count {
+            for &linear in model.config().linears(layer) {
+                let [a, b] = [&model, &file].map(|m| m.ternary(layer, linear).unwrap());
+                assert!(a.trits == b.trits, "{layer} {linear:?}");
+            }
+        }
+        for case in cases("bitnet-embedding-tiny")["tokenizer_with_eos"].as_array().unwrap() {
+            let ids: Vec<u32> = numbers(&case["ids"]).into_iter().map(|id| id as u32).collect();
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(model.tokenizer().encode(text, true).unwrap(), ids, "{text:?}");
+        }
+        let options = EngineOptions { kv: KvType::F32, ..EngineOptions::default() };
+        let vectors = embed::vectors(&mut load::engine(&model, &options).unwrap(), &texts).unwrap();
+        for (vector, expected) in vectors.iter().zip(&expected) {
+            assert!(dot(vector, expected) > 0.999, "{}", dot(vector, expected));
+        }
+    }
 }

@@ -9,7 +9,7 @@ use support::{Folder, Random, golden, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
     chat::{ChatTemplate, SpecialTokens},
-    config::Linear,
+    config::LayerTensor,
     files::{
         Model, Target, convert, gguf,
         hugging_face::{config as hf_config, safetensors},
@@ -35,9 +35,12 @@ fn small(dir: &TempDir) -> Model {
 /// Reads everything a loader would read.
 fn read_all(model: &Model) {
     for layer in 0..model.config().layer_count {
-        for linear in Linear::OF_ATTENTION {
+        for &linear in model.config().linears(layer) {
             let _ = model.ternary(layer, linear);
             let _ = model.bias(layer, linear);
+        }
+        for tensor in LayerTensor::OF_DELTA_NET.into_iter().chain([LayerTensor::Router]) {
+            let _ = model.layer_tensor(layer, tensor);
         }
     }
     for norm in model.norms() {
@@ -95,9 +98,17 @@ fn damaged_gguf_directories_and_metadata_are_refused_or_read() {
 }
 
 #[test]
-fn damaged_files_with_groups_factors_and_biases_are_refused_or_read() {
-    for (seed, file) in [(8, "minicpm-tq2_0"), (9, "minicpm-tq1_0"), (10, "llama-tq2_0")] {
-        let bytes = std::fs::read(golden(&format!("group-linears/{file}.gguf"))).unwrap();
+fn damaged_files_of_every_kind_are_refused_or_read() {
+    for (seed, file) in [
+        (8, "group-linears/minicpm-tq2_0"),
+        (9, "group-linears/minicpm-tq1_0"),
+        (10, "group-linears/llama-tq2_0"),
+        (11, "qwen35-tiny/qwen35-tiny-ptq1_0"),
+        (12, "qwen35-rotated-tiny/qwen35-rotated-tiny-q2_0"),
+        (13, "maple-tiny/maple-tiny-tq1_0"),
+        (14, "bitnet-embedding-tiny/bitnet-embedding-tiny-i2_s"),
+    ] {
+        let bytes = std::fs::read(golden(&format!("{file}.gguf"))).unwrap();
         let header = gguf::parse(file, &bytes).unwrap().data_start as usize;
         let mut random = Random(seed);
         let mut opened = 0;

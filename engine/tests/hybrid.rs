@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::time::Instant;
+use std::{collections::BTreeMap, ops::Range, time::Instant};
 
 use serde_json::{Value, json};
 use support::{
@@ -16,9 +16,9 @@ use support::{
     golden, numbers, parsed,
 };
 use tritmill_engine::{
-    Request, SamplingParams,
+    Engine, Event, Request, SamplingParams,
     backend::{
-        Chunk, Logits, LogitsFor, StepError,
+        Chunk, Logits, LogitsFor, StateSlots, StepError,
         cpu::{self, KvType},
     },
     config::LayerTensor,
@@ -67,12 +67,12 @@ fn bits_do_not_depend_on_pieces_neighbours_threads_isas_or_formats() {
 fn a_state_belongs_to_one_chunk() {
     let mut backend = cpu::load(open_shared(FILES[0]), options(Digits::Two)).unwrap();
     let blocks: Vec<BlockId> = (0..2).map(BlockId).collect();
-    let of = |block: usize, slot| Chunk {
+    let of = |block: usize, slot: u32| Chunk {
         tokens: &[1],
         position: 0,
         blocks: &blocks[block..=block],
         logits: LogitsFor::Last,
-        slot,
+        state: slot.into(),
     };
     let mut logits = Logits::default();
     let same = backend.step(&[of(0, 2), of(1, 2)], &mut logits);
@@ -82,12 +82,92 @@ fn a_state_belongs_to_one_chunk() {
 }
 
 #[test]
+fn kept_states_continue_with_the_same_bits() {
+    for file in [FILES[0], ROTATED[0]] {
+        let prompts = prompts_of(file);
+        let tokens = &prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap().ids[..100];
+        let mut backend = cpu::load(open_shared(file), options(Digits::Two)).unwrap();
+        let blocks: Vec<BlockId> = (0..7).map(BlockId).collect();
+        let mut run = |positions: Range<usize>, state: StateSlots<'_>| {
+            let mut logits = Logits::default();
+            let tokens = &tokens[positions.clone()];
+            let (position, blocks) = (positions.start, &blocks[..]);
+            let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Last, state };
+            backend.step(&[chunk], &mut logits).unwrap();
+            logits.all().to_vec()
+        };
+        let saves = [(1, 5), (2, 6), (48, 7), (100, 8)];
+        let expected = run(0..100, StateSlots { own: 0, from: None, saves: &saves });
+        for (after, slot) in saves.into_iter().take(3) {
+            // Twice, and in the slot of the first sequence, too: what is kept stays.
+            for own in [1, 0] {
+                let state = StateSlots { own, from: Some(slot), saves: &[] };
+                assert!(expected == run(after..100, state), "{file}: after {after}, in {own}");
+            }
+        }
+        // Kept again by a chunk that begins with a kept state.
+        let state = StateSlots { own: 2, from: Some(5), saves: &[(1, 9), (59, 10)] };
+        run(1..60, state);
+        for (after, slot) in [(2, 9), (60, 10)] {
+            let state = StateSlots { own: 3, from: Some(slot), saves: &[] };
+            assert!(expected == run(after..100, state), "{file}: after {after}");
+        }
+    }
+}
+
+#[test]
+fn prompts_that_begin_alike_are_computed_once() {
+    let prompts = prompts_of(FILES[0]);
+    let shared = &prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap().ids[..70];
+    let sampling = SamplingParams { max_tokens: 6, ignore_eos: true, ..Default::default() };
+    let request = |tail: u32, length: usize| {
+        let prompt = [shared, &vec![tail; length][..]].concat();
+        Request { prompt, sampling: sampling.clone(), ..Request::default() }
+    };
+    let requests = (1..9).map(|tail| request(tail, 5 + tail as usize)).collect::<Vec<_>>();
+    let answers = |engine: &mut Engine, requests: &[Request]| {
+        let ids: Vec<_> =
+            requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        let mut outputs = BTreeMap::new();
+        while !engine.is_idle() {
+            for event in engine.step(Instant::now()).events {
+                if let Event::Finished { id, output } = event {
+                    outputs.insert(id, (output.choices[0].tokens.clone(), output.cached_tokens));
+                }
+            }
+        }
+        ids.into_iter().map(|id| outputs.remove(&id).unwrap()).collect::<Vec<_>>()
+    };
+    let model = open_shared(FILES[0]);
+    let options = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
+    assert!(options.kept_states(&model) >= 4);
+    let mut engine = load::engine(&model, &options).unwrap();
+    let together = answers(&mut engine, &requests);
+    // The first one computes the four blocks that all have, and keeps the state there.
+    let cached: Vec<usize> = together.iter().map(|(_, cached)| *cached).collect();
+    assert_eq!(cached, [0, 64, 64, 64, 64, 64, 64, 64]);
+    // A text that continues a prompt goes on after its last whole block.
+    let longer = [request(7, 40)];
+    let [(tokens, cached)] = &answers(&mut engine, &longer)[..] else { panic!("one answer") };
+    assert_eq!(*cached, 80);
+    let alone = |request: &Request| {
+        let mut engine = load::engine(&model, &options).unwrap();
+        answers(&mut engine, std::slice::from_ref(request)).remove(0).0
+    };
+    assert_eq!(*tokens, alone(&longer[0]));
+    for (request, (tokens, _)) in requests.iter().zip(&together) {
+        assert_eq!(*tokens, alone(request));
+    }
+}
+
+#[test]
 fn states_are_counted_and_gpus_refuse() {
     let model = open_shared(FILES[0]);
     let state = 3 * (3 * 1024 + 4 * 128 * 128) * 4;
     let kv_bytes = Some(8 * state);
     let options = EngineOptions { kv_bytes, ..EngineOptions::default() };
-    assert_eq!(options.slots(&model), 4, "in half of the memory");
+    assert_eq!(options.slots(&model), 3, "in half of the memory");
+    assert_eq!(options.kept_states(&model), 1);
     let needed = load::memory_needed(&model, &options).kv;
     assert!(needed <= 8 * state && needed > 4 * state, "{needed}");
     let on_gpu = EngineOptions { device: DeviceChoice::Cuda(0), ..options };
@@ -104,7 +184,7 @@ fn states_are_counted_and_gpus_refuse() {
     }
     while !engine.is_idle() {
         engine.step(Instant::now());
-        assert!(engine.stats().running <= 4);
+        assert!(engine.stats().running <= 3);
     }
 }
 

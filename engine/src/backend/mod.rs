@@ -67,9 +67,26 @@ pub struct Chunk<'a> {
     pub blocks: &'a [BlockId],
     /// Positions that logits are requested for.
     pub logits: LogitsFor<'a>,
-    /// Where models with recurrent layers keep the sequence's state: another place for each sequence that runs. A chunk at position
-    /// 0 begins with an empty one.
-    pub slot: u32,
+    /// Where models with recurrent layers keep the sequence's state.
+    pub state: StateSlots<'a>,
+}
+
+/// The slots of a chunk for states of recurrent layers. In a step a slot is written by one chunk at most, and then no other reads it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateSlots<'a> {
+    /// The slot of the sequence, which has its state after the step. A chunk at position 0 begins with an empty state.
+    pub own: u32,
+    /// The slot with its state before the step, if it is another one.
+    pub from: Option<u32>,
+    /// States that the step keeps: tokens of the chunk that a state is after, in ascending order, and the slot for it.
+    pub saves: &'a [(usize, u32)],
+}
+
+impl From<u32> for StateSlots<'_> {
+    /// Returns the slot of a sequence that has its state there.
+    fn from(own: u32) -> Self {
+        Self { own, from: None, saves: &[] }
+    }
 }
 
 /// A step failed. Its sequences fail; the engine continues.

@@ -40,7 +40,8 @@ pub(super) fn check(
     check_writes(chunks, block_count, written)
 }
 
-/// Checks that every chunk has a place of its own for the state of its sequence. `used` is scratch.
+/// Checks that every chunk has a slot of its own for the state of its sequence and for each state that it keeps, and reads none that
+/// another one writes. `used` is scratch.
 pub(super) fn check_slots(
     chunks: &[Chunk<'_>],
     slots: usize,
@@ -48,14 +49,25 @@ pub(super) fn check_slots(
 ) -> Result<(), StepError> {
     used.clear();
     used.resize(slots.div_ceil(64), 0);
-    for &Chunk { slot, .. } in chunks {
-        let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
+    let place = |slot: u32| (slot as usize / 64, 1 << (slot % 64));
+    let mut take = |slot: u32, writes: bool| {
+        let (word, bit) = place(slot);
         if slot as usize >= slots || used[word] & bit != 0 {
             return Err(StepError::BadSlot { slot, slots });
         }
-        used[word] |= bit;
+        used[word] |= if writes { bit } else { 0 };
+        Ok(())
+    };
+    for chunk in chunks {
+        take(chunk.state.own, true)?;
+        for &(after, slot) in chunk.state.saves {
+            if after == 0 || after > chunk.tokens.len() {
+                return Err(StepError::BadSlot { slot, slots });
+            }
+            take(slot, true)?;
+        }
     }
-    Ok(())
+    chunks.iter().filter_map(|chunk| chunk.state.from).try_for_each(|slot| take(slot, false))
 }
 
 /// Rejects steps in which the order of chunks matters: backends run them in parallel.
@@ -165,7 +177,7 @@ mod tests {
                 .zip(&tables)
                 .map(|(&(position, tokens, _), blocks)| {
                     let tokens = &[1; 64][..tokens];
-                    Chunk { tokens, position, blocks, logits: LogitsFor::Last, slot: 0 }
+                    Chunk { tokens, position, blocks, logits: LogitsFor::Last, state: 0.into() }
                 })
                 .collect();
             match check_writes(&chunks, 100, &mut vec![1; 3]) {

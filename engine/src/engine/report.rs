@@ -38,9 +38,11 @@ pub struct EngineConfig {
     pub draft_tokens: usize,
     /// Whether the model embeds prompts instead of continuing them.
     pub embeds: bool,
-    /// Whether the model has recurrent layers. Then blocks are not reused, nor are there drafts: both would need states of earlier
-    /// positions.
+    /// Whether the model has recurrent layers. Then there are no drafts, which would need the state before them.
     pub recurrent: bool,
+    /// Slots of the backend for states that are kept where prefixes end, after those of `max_sequences`. Without any, a model with
+    /// recurrent layers computes every prompt from its start.
+    pub kept_states: usize,
 }
 
 impl EngineConfig {
@@ -59,6 +61,7 @@ impl EngineConfig {
             draft_tokens: 8,
             embeds: false,
             recurrent: false,
+            kept_states: 0,
         }
     }
 }

@@ -88,11 +88,14 @@ fn kind() -> impl Strategy<Value = Fork> {
 
 fn engine_config() -> impl Strategy<Value = (EngineConfig, usize)> {
     let numbers = (1usize..10, 1usize..80, 4usize..20);
-    (numbers, any::<bool>(), any::<bool>()).prop_map(
-        |((max_sequences, token_budget, blocks), prefix_cache, has_target)| {
+    let recurrent = prop::option::weighted(0.4, 0usize..5);
+    (numbers, any::<bool>(), any::<bool>(), recurrent).prop_map(
+        |((max_sequences, token_budget, blocks), prefix_cache, has_target, kept)| {
             let step_target = has_target.then_some(Duration::from_millis(150));
             let limits = EngineConfig { max_sequences, token_budget, ..config() };
-            (EngineConfig { prefix_cache, step_target, ..limits }, blocks)
+            let (recurrent, kept_states) = (kept.is_some(), kept.unwrap_or(0));
+            let states = EngineConfig { recurrent, kept_states, ..limits };
+            (EngineConfig { prefix_cache, step_target, ..states }, blocks)
         },
     )
 }
@@ -207,6 +210,8 @@ proptest! {
         for (number, (action, of)) in (1..).zip(actions) {
             let at = of.index(lives.len());
             match action {
+                // Engines of models with recurrent layers cannot be forked.
+                Action::Fork(_) if config.recurrent => {}
                 Action::Fork(kind) if lives.len() < ENGINES_MAX => {
                     let fork = lives[at].fork(kind, number);
                     lives.push(fork);

@@ -86,7 +86,10 @@ impl Harness {
     /// An engine on a backend that begins the next decodes with each step, or does not.
     pub fn on(config: EngineConfig, block_count: usize, ahead: bool) -> Self {
         let control = Arc::new(Mutex::new(Control::default()));
-        let backend = HashBackend::new(block_count, control.clone(), ahead);
+        let mut backend = HashBackend::new(block_count, control.clone(), ahead);
+        if config.recurrent {
+            backend = backend.with_states(config.max_sequences + config.kept_states);
+        }
         let engine = Engine::new(Box::new(backend), Arc::new(Letters::new()), vec![EOS], config);
         let (outputs, deltas) = (BTreeMap::new(), BTreeMap::new());
         Self { engine, control, now: Instant::now(), outputs, deltas, is_alone: true }

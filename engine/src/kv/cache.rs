@@ -102,6 +102,11 @@ impl BlockCache {
         }
     }
 
+    /// Returns whether a waiting sequence uses a block with these contents.
+    pub fn is_expected(&self, hash: &BlockHash) -> bool {
+        self.prefix.is_expected(hash)
+    }
+
     /// Records that a sequence waits that uses these blocks: they are evicted last.
     pub fn expect(&mut self, hashes: &[BlockHash]) {
         self.prefix.expect(hashes);

@@ -21,6 +21,7 @@ pub mod disk;
 mod pool;
 mod prefix;
 mod shared;
+mod states;
 mod sync;
 
 pub use block::{BLOCK_TOKENS, BlockId, blocks_for};
@@ -28,3 +29,4 @@ pub(crate) use cache::{BlockCache, Writable};
 pub(crate) use pool::BlockPool;
 pub(crate) use prefix::{BlockHash, PrefixCache};
 pub(crate) use shared::SharedCache;
+pub(crate) use states::StateCache;

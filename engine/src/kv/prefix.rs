@@ -155,6 +155,11 @@ impl PrefixCache {
         }
     }
 
+    /// Returns whether a waiting sequence uses a block with these contents.
+    pub fn is_expected(&self, hash: &BlockHash) -> bool {
+        self.expected.contains_key(hash)
+    }
+
     /// Records that a sequence waits that uses these blocks.
     pub fn expect(&mut self, hashes: &[BlockHash]) {
         for hash in hashes {

@@ -85,6 +85,7 @@ impl Scheduler {
             cache: cache.clone(),
             sequences: self.sequences.clone(),
             free_slots: self.free_slots.clone(),
+            states: self.states.clone(),
             pending: self.pending.clone(),
             running: self.running.clone(),
             computing: HashSet::new(),

@@ -17,6 +17,9 @@
 //!
 //! A sequence whose next block this step computes for another one is admitted when that is done, and then has it.
 //!
+//! With recurrent layers a sequence goes on from the last kept state of its cached blocks. States are kept behind the blocks that
+//! other sequences have or wait for, and behind the last whole block of a prompt, which a text that continues it begins with.
+//!
 //! A sequence is admitted only if the blocks for all its tokens are available. For one of the highest priority
 //! sequences of other priorities are preempted, the newest of the lowest priority first and all but one.
 //!
@@ -44,8 +47,8 @@ use std::{
 };
 
 use crate::{
-    backend::{Chunk, LogitsFor},
-    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, SharedCache, blocks_for},
+    backend::{Chunk, LogitsFor, StateSlots},
+    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, SharedCache, StateCache, blocks_for},
 };
 
 pub use fork::Fork;
@@ -66,6 +69,8 @@ pub struct Limits {
     pub block_ahead: bool,
     /// Whether the model has recurrent layers: a sequence has a state besides its blocks, and forks compute their tokens again.
     pub recurrent: bool,
+    /// Slots for states that are kept where prefixes end. Without any, models with recurrent layers do not reuse blocks.
+    pub kept_states: usize,
     /// Steps without work, or preemptions, after which a sequence without a new token fails.
     pub stall_limit: u32,
 }
@@ -89,6 +94,8 @@ pub struct Scheduler {
     sequences: BTreeMap<SequenceId, Sequence>,
     /// Places of running sequences, as many as may run, that none has.
     free_slots: Vec<u32>,
+    /// Kept states of recurrent layers.
+    states: StateCache,
     /// Pending sequences, in order of service.
     pending: BTreeSet<SequenceId>,
     /// Prefilling and decoding sequences, in order of service.
@@ -109,11 +116,16 @@ impl Scheduler {
     pub fn new(limits: Limits, block_count: usize) -> Self {
         let max_sequences = limits.max_sequences.max(1);
         let token_budget = limits.token_budget.max(max_sequences);
+        let keeps_states = limits.recurrent && limits.prefix_cache;
+        let kept_states = if keeps_states { limits.kept_states } else { 0 };
+        let prefix_cache = limits.prefix_cache && (!limits.recurrent || kept_states > 0);
+        let slots = u32::try_from(max_sequences).unwrap_or(u32::MAX);
         Self {
-            limits: Limits { max_sequences, token_budget, ..limits },
+            limits: Limits { max_sequences, token_budget, prefix_cache, kept_states, ..limits },
             cache: SharedCache::new(BlockCache::new(block_count)),
             sequences: BTreeMap::new(),
-            free_slots: (0..u32::try_from(max_sequences).unwrap_or(u32::MAX)).rev().collect(),
+            free_slots: (0..slots).rev().collect(),
+            states: StateCache::new(slots, kept_states),
             pending: BTreeSet::new(),
             running: BTreeSet::new(),
             computing: HashSet::new(),
@@ -226,7 +238,11 @@ impl Scheduler {
         // Further blocks, which drafts have taken, may have other holders.
         let blocks = blocks_for(planned.end) + usize::from(planned.has_next);
         Chunk {
-            slot: sequence.slot.unwrap_or_default(),
+            state: StateSlots {
+                own: sequence.slot.unwrap_or_default(),
+                from: sequence.begins_with,
+                saves: &sequence.saves,
+            },
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,
             blocks: &sequence.blocks[..blocks],
@@ -253,6 +269,11 @@ impl Scheduler {
                     cache.register(*hash, *block);
                 }
                 sequence.named = full;
+            }
+            sequence.begins_with = None;
+            for (after, slot) in sequence.saves.drain(..) {
+                let blocks = (planned.start + after) / BLOCK_TOKENS;
+                self.states.insert(sequence.hashes[blocks - 1], slot);
             }
         }
     }
@@ -317,6 +338,7 @@ impl Scheduler {
             sequence.unexpect(&mut cache);
             cache.release_all(&mut sequence.blocks);
             drop(cache);
+            sequence.drop_states(&mut self.states);
             self.free_slots.extend(sequence.slot);
             self.running.remove(&id);
             self.pending.remove(&id);
@@ -328,6 +350,7 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         cache.release_all(&mut sequence.blocks);
         sequence.drop_drafts();
+        sequence.drop_states(&mut self.states);
         (sequence.computed, sequence.named) = (0, 0);
         self.free_slots.extend(sequence.slot.take());
         sequence.state = State::Pending;
@@ -363,6 +386,15 @@ impl Scheduler {
         let mut holders = BTreeMap::new();
         for scheduler in all {
             scheduler.audit_sequences(&mut holders);
+        }
+        for scheduler in all {
+            let reserved = scheduler.sequences.values().flat_map(|sequence| &sequence.saves);
+            let Limits { max_sequences, kept_states, .. } = scheduler.limits;
+            scheduler.states.audit(
+                reserved.map(|(_, slot)| *slot),
+                max_sequences as u32,
+                kept_states,
+            );
         }
         let Some(first) = all.first() else { return };
         let cache = first.cache.lock();

@@ -1,5 +1,7 @@
 //! Filling a step: decodes, running prefills, admissions, and the blocks that each needs.
 
+use std::ops::Range;
+
 use super::{
     Plan, PlannedChunk, Priority, Refusal, Scheduler, Sequence, SequenceId, State, StepLimits,
 };
@@ -33,6 +35,7 @@ impl Scheduler {
     ) {
         plan.clear();
         self.computing.clear();
+        self.states.begin_step();
         let (most, mut budget) = (limits.decodes.unwrap_or(usize::MAX), self.limits.token_budget);
         if let Some(prefill) = limits.prefill {
             let decodes = self.decoding(Some(true)) + self.decoding(Some(false)).min(most);
@@ -129,9 +132,22 @@ impl Scheduler {
             return false;
         }
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        let mut hashes = sequence.full_blocks().iter();
-        let next = hashes.find(|hash| cache.peek(hash).is_none());
+        let cached = sequence.full_blocks().iter().map_while(|hash| cache.peek(hash)).count();
+        let found = self.with_state(id, cached);
+        let next = self.sequences[&id].hashes.get(found);
         next.is_some_and(|next| self.computing.contains(next))
+    }
+
+    /// Returns how many of a sequence's leading cached blocks it can go on after: with recurrent layers those up to a kept state, and
+    /// not the last token.
+    fn with_state(&self, id: SequenceId, cached: usize) -> usize {
+        if !self.limits.recurrent {
+            return cached;
+        }
+        let sequence = &self.sequences[&id];
+        let last = cached.min((sequence.tokens.len() - 1) / BLOCK_TOKENS);
+        let has_state = |blocks: &usize| self.states.contains(&sequence.hashes[blocks - 1]);
+        (1..=last).rev().find(has_state).unwrap_or(0)
     }
 
     /// Admits a sequence, in the place of others if it is of the highest priority. Returns the number of its cached
@@ -194,6 +210,7 @@ impl Scheduler {
             let blocks = start / BLOCK_TOKENS..(end / BLOCK_TOKENS).min(hashes.len());
             self.computing.extend(hashes.get(blocks).into_iter().flatten().copied());
         }
+        self.keep_states(id, start..end, filling.cache);
         let samples = end == length;
         let ends_block = samples && self.limits.block_ahead && end.is_multiple_of(BLOCK_TOKENS);
         let spares_one = filling.cache.available() > self.running.len();
@@ -206,6 +223,21 @@ impl Scheduler {
             decodes,
             drafts,
             has_next,
+        });
+    }
+
+    /// Reserves slots for the states that a sequence is to keep within these positions.
+    fn keep_states(&mut self, id: SequenceId, positions: Range<usize>, cache: &BlockCache) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let states = &mut self.states;
+        let saves = &mut sequence.saves;
+        sequence.keep_after.retain(|kept| {
+            let is_within = positions.start < kept.position && kept.position <= positions.end;
+            if is_within {
+                let slot = states.reserve(!kept.is_shared, |hash| cache.is_expected(hash));
+                saves.extend(slot.map(|slot| (kept.position - positions.start, slot)));
+            }
+            !is_within
         });
     }
 
@@ -288,6 +320,9 @@ impl Scheduler {
             let hashes = sequence.full_blocks();
             hits.extend(hashes.iter().map_while(|hash| cache.peek(hash)));
         }
+        let cached = hits.len();
+        hits.truncate(self.with_state(id, cached));
+        let sequence = self.sequences.get_mut(&id)?;
         let idle_hits = hits.iter().filter(|hit| cache.references(**hit) == 0).count();
         // A fully cached prompt writes to its last block, and needs a copy of the block if it has other
         // holders.
@@ -307,6 +342,14 @@ impl Scheduler {
         (sequence.computed, sequence.named) = (cached_tokens, cached_tokens / BLOCK_TOKENS);
         sequence.state = State::Prefilling;
         sequence.slot = self.free_slots.pop();
+        if self.limits.kept_states > 0 {
+            let found = sequence.blocks.len();
+            let hash = found.checked_sub(1).map(|last| sequence.hashes[last]);
+            sequence.begins_with = hash.and_then(|hash| self.states.get(&hash));
+            let expected = sequence.hashes.iter().take_while(|hash| cache.is_expected(hash));
+            let shared = cached.max(expected.count());
+            sequence.keep_states(found, shared);
+        }
         self.pending.remove(&id);
         self.running.insert(id);
         self.counters.prefix_hit_tokens += cached_tokens as u64;

@@ -1,7 +1,7 @@
 //! One sequence in the scheduler: tokens, block table, state.
 
 use super::Fork;
-use crate::kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId};
+use crate::kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, StateCache};
 
 /// Order of service between requests. Within a priority, earlier requests are served first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -42,6 +42,14 @@ pub enum State {
     Decoding,
 }
 
+/// A state to keep: that after a position at the end of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KeptState {
+    pub position: usize,
+    /// Whether other sequences have the same tokens up to it. Otherwise it is for a text that continues this one.
+    pub is_shared: bool,
+}
+
 /// A sequence inside the scheduler.
 #[derive(Debug, Clone)]
 pub(super) struct Sequence {
@@ -66,6 +74,12 @@ pub(super) struct Sequence {
     pub state: State,
     /// Its place among the running sequences, while it is one.
     pub slot: Option<u32>,
+    /// The slot of the kept state that it begins with, until it has one of its own.
+    pub begins_with: Option<u32>,
+    /// Positions after which a state is to be kept, in ascending order.
+    pub keep_after: Vec<KeptState>,
+    /// States that the planned chunk keeps: tokens of the chunk before each, and its reserved slot.
+    pub saves: Vec<(usize, u32)>,
     /// Steps without work while admitted, and preemptions, since the newest token.
     pub stalls: u32,
 }
@@ -84,6 +98,9 @@ impl Sequence {
             named: 0,
             state: State::Pending,
             slot: None,
+            begins_with: None,
+            keep_after: Vec::new(),
+            saves: Vec::new(),
             stalls: 0,
         }
     }
@@ -131,6 +148,25 @@ impl Sequence {
     pub fn drop_drafts(&mut self) {
         self.tokens.truncate(self.tokens.len() - self.drafts);
         self.drafts = 0;
+    }
+
+    /// Sets the positions after which a state is to be kept: behind the blocks that others share, and behind the last whole block
+    /// before the last token. A state of the first `found` blocks is there.
+    pub fn keep_states(&mut self, found: usize, shared: usize) {
+        let last = (self.tokens.len() - 1) / BLOCK_TOKENS;
+        let shared = shared.min(last);
+        let of =
+            |blocks: usize, is_shared| KeptState { position: blocks * BLOCK_TOKENS, is_shared };
+        self.keep_after.clear();
+        self.keep_after.extend((shared > found).then(|| of(shared, true)));
+        self.keep_after.extend((last > found.max(shared)).then(|| of(last, false)));
+    }
+
+    /// Forgets the states of recurrent layers that it has or is to keep, and returns the reserved slots.
+    pub fn drop_states(&mut self, states: &mut StateCache) {
+        self.begins_with = None;
+        self.keep_after.clear();
+        self.saves.drain(..).for_each(|(_, slot)| states.release(slot));
     }
 
     /// Returns the number of tokens without keys and values.

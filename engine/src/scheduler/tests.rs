@@ -8,6 +8,7 @@ use crate::kv::BlockId;
 fn limits() -> Limits {
     Limits {
         recurrent: false,
+        kept_states: 0,
         max_sequences: 4,
         token_budget: 32,
         prefix_cache: true,

@@ -128,7 +128,8 @@ pub fn in_pieces(
         }
         let mut logits = Logits::default();
         let tokens = &tokens[position..end];
-        let chunk = Chunk { tokens, position, blocks: &blocks, logits: LogitsFor::All, slot };
+        let chunk =
+            Chunk { tokens, position, blocks: &blocks, logits: LogitsFor::All, state: slot.into() };
         backend.step(&[chunk], &mut logits).unwrap();
         all.extend_from_slice(logits.all());
         position = end;
@@ -166,12 +167,12 @@ pub fn check_bits(model: &Arc<Model>, kv: KvType, tokens: &[u32], other: &[u32])
     let expected = expected.unwrap();
     let mut backend = cpu::load(Arc::clone(model), options).unwrap();
     let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
-    let of = |tokens, position, first: usize, slot| Chunk {
+    let of = |tokens, position, first: usize, slot: u32| Chunk {
         tokens,
         position,
         blocks: &blocks[first..first + 16],
         logits: LogitsFor::All,
-        slot,
+        state: slot.into(),
     };
     let mut logits = Logits::default();
     let (begin, rest) = tokens.split_at(40);

@@ -47,7 +47,8 @@ pub fn numbers(value: &Value) -> Vec<f64> {
 pub fn all_logits(backend: &mut dyn Backend, blocks: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<BlockId> = (0..blocks as u32).map(BlockId).collect();
     let mut logits = Logits::default();
-    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All, slot: 0 };
+    let chunk =
+        Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All, state: 0.into() };
     backend.step(&[chunk], &mut logits).unwrap();
     logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
 }

@@ -17,7 +17,7 @@ use super::{
     weights::DeltaWeights,
 };
 use crate::{
-    backend::Chunk,
+    backend::{Chunk, StateSlots},
     config::{DeltaNet, Linear, ModelConfig},
     kernels::float::{DeltaToken, FloatKernels, KvElement},
     math,
@@ -68,18 +68,31 @@ impl Layer<'_> {
         start..start + self.chunks[chunk].tokens.len()
     }
 
-    /// Returns a part of the state of a chunk's sequence, emptied if the sequence begins.
+    /// Returns a part of the state in a slot.
+    ///
+    /// # Safety
+    /// No other part that overlaps is in use.
+    #[expect(clippy::mut_from_ref, reason = "as `Disjoint::part`; see Safety")]
+    unsafe fn of_slot(&self, slot: u32, range: Range<usize>) -> &mut [f32] {
+        let start = slot as usize * self.of_slot + self.place;
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.states.part(start + range.start..start + range.end) }
+    }
+
+    /// Returns a part of the state of a chunk's sequence as the chunk begins.
     ///
     /// # Safety
     /// No other part that overlaps is in use.
     #[expect(clippy::mut_from_ref, reason = "as `Disjoint::part`; see Safety")]
     unsafe fn state(&self, chunk: usize, range: Range<usize>) -> &mut [f32] {
-        let Chunk { slot, position, .. } = self.chunks[chunk];
-        let start = slot as usize * self.of_slot + self.place;
-        // SAFETY: guaranteed by the caller; chunks have different slots.
-        let state = unsafe { self.states.part(start + range.start..start + range.end) };
-        if position == 0 {
-            state.fill(0.0);
+        let Chunk { state: StateSlots { own, from, .. }, position, .. } = self.chunks[chunk];
+        // SAFETY: guaranteed by the caller; no chunk writes what another reads or writes.
+        let state = unsafe { self.of_slot(own, range.clone()) };
+        match from {
+            _ if position == 0 => state.fill(0.0),
+            // SAFETY: as above.
+            Some(from) => state.copy_from_slice(unsafe { self.of_slot(from, range) }),
+            None => {}
         }
         state
     }
@@ -123,6 +136,17 @@ impl Layer<'_> {
                 self.kernels.to_length(out, 1.0);
             }
         }
+        for &(after, slot) in self.chunks[chunk].state.saves {
+            for i in 0..BEFORE {
+                let range = i * channels + at.start..i * channels + at.end;
+                // SAFETY: as above.
+                let kept = unsafe { self.of_slot(slot, range) };
+                kept.copy_from_slice(match (after + i).checked_sub(BEFORE) {
+                    Some(index) => input(rows.start + index),
+                    None => &*before[after + i],
+                });
+            }
+        }
         for i in 0..BEFORE {
             match (rows.len() + i).checked_sub(BEFORE) {
                 Some(index) => before[i].copy_from_slice(input(rows.start + index)),
@@ -151,7 +175,8 @@ impl Layer<'_> {
         let first = BEFORE * channels + head * d * d;
         // SAFETY: each task has its own head.
         let state = unsafe { self.state(chunk, first..first + d * d) };
-        for row in self.rows(chunk) {
+        let mut saves = self.chunks[chunk].state.saves.iter().peekable();
+        for (index, row) in self.rows(chunk).enumerate() {
             let part = |head: usize| &convolved[row * channels + head * d..][..d];
             let [decay, learning] = [0, 1].map(|i| f64::from(rates[i][row * value_heads + head]));
             let bias = f64::from(self.weights.decay_bias[head]);
@@ -170,6 +195,10 @@ impl Layer<'_> {
             self.kernels.rms_norm(out, &self.weights.norm, norm_eps, normed);
             out.copy_from_slice(normed);
             self.kernels.apply_silu(out, &gates[at..at + d]);
+            if let Some((_, slot)) = saves.next_if(|(after, _)| *after == index + 1) {
+                // SAFETY: as above.
+                unsafe { self.of_slot(*slot, first..first + d * d) }.copy_from_slice(state);
+            }
         }
     }
 }

@@ -171,7 +171,7 @@ mod tests {
             position: 0,
             blocks: &blocks,
             logits: LogitsFor::Last,
-            slot: 0,
+            state: 0.into(),
         };
         let mut logits = Logits::default();
         backend.step(&[chunk], &mut logits).expect("a good chunk");

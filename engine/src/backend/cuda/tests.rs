@@ -157,7 +157,7 @@ struct Part {
 impl Part {
     fn chunk(&self) -> Chunk<'_> {
         let Self { tokens, position, blocks, logits } = self;
-        Chunk { tokens, position: *position, blocks, logits: *logits, slot: 0 }
+        Chunk { tokens, position: *position, blocks, logits: *logits, state: 0.into() }
     }
 }
 
@@ -201,7 +201,8 @@ fn invalid_steps_are_refused_and_the_backend_keeps_working() {
         return;
     };
     let mut step = |tokens: &[u32], position, blocks: &[BlockId]| {
-        let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::largest(1), slot: 0 };
+        let chunk =
+            Chunk { tokens, position, blocks, logits: LogitsFor::largest(1), state: 0.into() };
         cuda.step(&[chunk], &mut Logits::default())
     };
     let block = [BlockId(0)];

@@ -30,11 +30,48 @@ pub struct HashBackend {
     /// Whether it is like a GPU: each step begins the decodes of the next one, which write a slot behind the sequence, and
     /// tokens are drawn here.
     ahead: bool,
+    /// Tokens before each slot's state, if there are recurrent layers.
+    states: Option<Vec<Vec<u32>>>,
 }
 
 impl HashBackend {
     pub fn new(block_count: usize, control: Arc<Mutex<Control>>, ahead: bool) -> Self {
-        Self { blocks: vec![[None; BLOCK_TOKENS]; block_count], control, ahead }
+        Self { blocks: vec![[None; BLOCK_TOKENS]; block_count], control, ahead, states: None }
+    }
+
+    /// Gives the backend recurrent layers, with so many slots for states.
+    pub fn with_states(mut self, slots: usize) -> Self {
+        self.states = Some(vec![Vec::new(); slots]);
+        self
+    }
+
+    /// Checks that a chunk begins with the state of its sequence, and keeps its states.
+    fn run_states(&mut self, chunks: &[Chunk<'_>], fails: bool) {
+        let Some(states) = &mut self.states else { return };
+        let mut written = Vec::new();
+        let before: Vec<Vec<u32>> = chunks
+            .iter()
+            .map(|chunk| match chunk.position {
+                0 => Vec::new(),
+                _ => states[chunk.state.from.unwrap_or(chunk.state.own) as usize].clone(),
+            })
+            .collect();
+        for (chunk, before) in chunks.iter().zip(before) {
+            assert_eq!(before.len(), chunk.position, "the state of another position");
+            let after = |count: usize| match fails {
+                true => vec![u32::MAX],
+                false => [&before, &chunk.tokens[..count]].concat(),
+            };
+            let own = (chunk.tokens.len(), chunk.state.own);
+            for &(count, slot) in chunk.state.saves.iter().chain([&own]) {
+                states[slot as usize] = after(count);
+                written.push(slot);
+            }
+        }
+        let read = chunks.iter().filter_map(|chunk| chunk.state.from);
+        read.for_each(|slot| assert!(!written.contains(&slot), "state {slot} is read and written"));
+        written.sort_unstable();
+        assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "a state is written twice");
     }
 
     /// Reads the tokens at `0..=last` from the blocks of `chunk`.
@@ -121,6 +158,7 @@ impl Backend for HashBackend {
         assert!(!chunks.is_empty() && chunks.iter().all(|chunk| !chunk.tokens.is_empty()));
         self.check_writes(chunks);
         let fails = std::mem::take(&mut self.control.lock().expect("no panic holds it").fail_next);
+        self.run_states(chunks, fails);
         for chunk in chunks {
             for (offset, token) in chunk.tokens.iter().enumerate() {
                 let position = chunk.position + offset;
@@ -147,7 +185,11 @@ impl Backend for HashBackend {
             let wanted = self.wanted(chunk);
             let first = chunk.position + chunk.tokens.len() - wanted.len();
             for (position, wanted) in (first..).zip(wanted) {
-                let row = logits_after(&self.read(chunk, position));
+                let tokens = self.read(chunk, position);
+                if let Some(states) = &self.states {
+                    assert!(states[chunk.state.own as usize].starts_with(&tokens), "another state");
+                }
+                let row = logits_after(&tokens);
                 match wanted {
                     Wanted::All => all.extend(row),
                     Wanted::Largest(largest) => {
@@ -221,7 +263,8 @@ impl Backend for HashBackend {
         for block in blocks {
             copy[block.index()] = self.blocks[block.index()];
         }
-        Ok(Box::new(Self { blocks: copy, control: self.control.clone(), ..*self }))
+        let (control, states) = (self.control.clone(), self.states.clone());
+        Ok(Box::new(Self { blocks: copy, control, states, ..*self }))
     }
 }
 

@@ -75,6 +75,7 @@ pub(crate) fn metadata(
         }
     }
     metadata.extend(hybrid(config, architecture));
+    metadata.extend(experts(config, architecture));
     let mut push = |key: &str, value| {
         metadata.push((format!("{architecture}.rope.scaling.{key}"), value));
     };
@@ -120,6 +121,26 @@ fn hybrid(config: &ModelConfig, architecture: &str) -> Vec<(String, Meta)> {
         sizes.into_iter().map(|(key, size)| (format!("{architecture}.{key}"), number(size)));
     let rotation = config.rotation.iter().flat_map(|rotation| rotation::metadata(rotation, config));
     sizes.chain(rotation).collect()
+}
+
+/// Returns the keys of experts and windows, if the model has them.
+fn experts(config: &ModelConfig, architecture: &str) -> Vec<(String, Meta)> {
+    let number = |value: usize| Meta::U32(u32::try_from(value).unwrap_or(u32::MAX));
+    let experts = config.experts.iter().flat_map(|experts| {
+        [
+            ("expert_count", number(experts.count)),
+            ("expert_used_count", number(experts.used)),
+            ("expert_feed_forward_length", number(config.intermediate_size)),
+            ("swiglu_clamp_exp", Meta::F32s(experts.clamp.clone())),
+        ]
+    });
+    let windows = config.windows.iter().flat_map(|windows| {
+        [
+            ("attention.sliding_window", number(windows.size)),
+            ("attention.sliding_window_pattern", Meta::Bools(windows.layers.clone())),
+        ]
+    });
+    experts.chain(windows).map(|(key, value)| (format!("{architecture}.{key}"), value)).collect()
 }
 
 fn tokenizer_metadata(

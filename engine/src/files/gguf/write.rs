@@ -17,6 +17,7 @@ pub(crate) enum Meta {
     I32s(Vec<i32>),
     F32s(Vec<f32>),
     U8s(Vec<u8>),
+    Bools(Vec<bool>),
 }
 
 /// A tensor to write; the data of all tensors follow the header in the same order.
@@ -109,6 +110,7 @@ fn push_value(out: &mut Vec<u8>, value: &Meta) {
         Meta::U32s(numbers) => array(4, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
         Meta::I32s(numbers) => array(5, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
         Meta::F32s(numbers) => array(6, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
+        Meta::Bools(flags) => array(7, flags.iter().map(|&flag| vec![u8::from(flag)]).collect()),
         Meta::U8s(bytes) => array(0, bytes.iter().map(|&byte| vec![byte]).collect()),
     };
     out.extend(type_id.to_le_bytes());

@@ -34,6 +34,8 @@ pub enum WeightStorage {
     OneBitLlm,
     /// Dense weights that are exactly ternary, with a scale per group of inputs.
     Grouped,
+    /// Dense master weights, quantized at load, with the names that embedding models have for the norms of linears.
+    Embedding,
 }
 
 /// The contents of `config.json`.

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::{
     config::{self, HfConfig},
-    safetensors, tensors, understood,
+    embedding, safetensors, tensors, understood,
 };
 use crate::{
     chat::ChatTemplate,
@@ -62,6 +62,8 @@ struct Folder<'a> {
     special_tokens_map: Option<Vec<u8>>,
     generation_config: Option<Cow<'a, [u8]>>,
     chat_template: Option<String>,
+    /// [`embedding::POOLING_FILE`]
+    pooling: Option<Vec<u8>>,
     shards: Vec<(String, Bytes)>,
 }
 
@@ -90,6 +92,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
         special_tokens_map,
         generation_config: small("generation_config.json")?.map(Cow::from),
         chat_template,
+        pooling: small(embedding::POOLING_FILE)?,
         shards: open_shards(path)?,
     };
     assemble(&folder_name(path), folder)
@@ -104,6 +107,7 @@ pub(crate) fn open_embedded(name: &str, files: EmbeddedFolder) -> Result<Parts, 
         special_tokens_map: None,
         generation_config: files.generation_config.map(Cow::from),
         chat_template: None,
+        pooling: None,
         shards: vec![("model.safetensors".to_owned(), Bytes::Static(files.weights))],
     };
     assemble(name, folder)
@@ -201,14 +205,47 @@ pub fn shard_names(file: &str, bytes: &[u8]) -> Result<Vec<String>, ModelError> 
 }
 
 fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
-    let HfConfig { mut model, storage } = config::parse(&folder.config)?;
+    let parsed = config::parse(&folder.config)?;
+    let is_hybrid = parsed.model.delta_net.is_some();
+    let mut files = Vec::new();
+    let mut entries = HashMap::new();
+    let mut listing = Vec::new();
+    let is_qwen3 = parsed.model.architecture == "qwen3";
+    for (file, (shard, bytes)) in folder.shards.into_iter().enumerate() {
+        for mut entry in safetensors::parse(&shard, &bytes)? {
+            listing.push(TensorInfo {
+                name: entry.name.clone(),
+                type_name: entry.dtype.name().to_owned(),
+                shape: entry.shape.clone(),
+                size_bytes: entry.range.len() as u64,
+            });
+            let offset = entry.range.start as u64;
+            // Models that read images, too, have the part for text under a name of its own.
+            if is_hybrid && let Some(of_text) = entry.name.strip_prefix("model.language_model.") {
+                entry.name = format!("model.{of_text}");
+            } else if is_qwen3 {
+                entry.name = embedding::tensor_name(entry.name);
+            }
+            if let Some((_, twice)) = entries.insert(entry.name.clone(), (file, entry)) {
+                let problem = Problem::Duplicate(twice.name.clone());
+                return Err(ModelError::bad_tensor(&twice.name, offset, problem));
+            }
+        }
+        files.push(bytes);
+    }
+    let pooling = folder.pooling.as_deref();
+    let HfConfig { mut model, storage } = embedding::settings(parsed, entries.keys(), pooling)?;
     let has_end_tokens = folder.generation_config.is_some();
     if let Some(bytes) = &folder.generation_config {
         model.eos_tokens.extend(config::parse_generation_eos(bytes, model.vocab_size)?);
     }
     let (tokenizer_config, map) = (&folder.tokenizer_config, &folder.special_tokens_map);
     let special = TokenizerConfig::parse(tokenizer_config.as_deref(), map.as_deref())?;
-    let tokenizer = Tokenizer::with_config(&folder.tokenizer, &special)?;
+    let mut tokenizer_json = folder.tokenizer;
+    if model.pooling.is_some() {
+        tokenizer_json = embedding::with_end_token(&tokenizer_json, &special)?.into();
+    }
+    let tokenizer = Tokenizer::with_config(&tokenizer_json, &special)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
     if matches!(&*model.architecture, "qwen3" | "qwen35" | "maple") && !has_end_tokens {
         // As GGUF files of the same model: their format has one key for these tokens.
@@ -224,31 +261,6 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
         .or(special.chat_template)
         .map(|source| ChatTemplate::new(source, special.special_tokens));
 
-    let mut files = Vec::new();
-    let mut entries = HashMap::new();
-    let mut listing = Vec::new();
-    for (file, (shard, bytes)) in folder.shards.into_iter().enumerate() {
-        for mut entry in safetensors::parse(&shard, &bytes)? {
-            listing.push(TensorInfo {
-                name: entry.name.clone(),
-                type_name: entry.dtype.name().to_owned(),
-                shape: entry.shape.clone(),
-                size_bytes: entry.range.len() as u64,
-            });
-            let offset = entry.range.start as u64;
-            // Models that read images, too, have the part for text under a name of its own.
-            if model.delta_net.is_some()
-                && let Some(of_text) = entry.name.strip_prefix("model.language_model.")
-            {
-                entry.name = format!("model.{of_text}");
-            }
-            if let Some((_, twice)) = entries.insert(entry.name.clone(), (file, entry)) {
-                let problem = Problem::Duplicate(twice.name.clone());
-                return Err(ModelError::bad_tensor(&twice.name, offset, problem));
-            }
-        }
-        files.push(bytes);
-    }
     if let Some(delta) = &mut model.delta_net {
         delta.dense_rates = tensors::has_dense_rates(&entries, &files);
     }

@@ -2,6 +2,7 @@
 
 #[doc(hidden)]
 pub mod config;
+mod embedding;
 mod family;
 pub(crate) mod folder;
 mod hybrid;

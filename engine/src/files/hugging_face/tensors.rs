@@ -120,6 +120,9 @@ impl Finder<'_> {
                 Norm::FeedForwardSub(layer) if storage == WeightStorage::OneBitLlm => {
                     format!("model.layers.{layer}.mlp.ffn_layernorm.weight")
                 }
+                Norm::Linear(layer, linear) if storage == WeightStorage::Embedding => {
+                    format!("model.layers.{layer}.{}.norm.weight", linear_module(linear))
+                }
                 _ => norm_name(norm),
             };
             by_role.insert(norm, self.dense(name, &[norm_len(config, norm)])?);
@@ -199,8 +202,8 @@ impl Finder<'_> {
         storage: WeightStorage,
     ) -> Result<TernaryTensor, ModelError> {
         let (file, entry) = self.take(&name)?;
-        use WeightStorage::{Grouped, OneBitLlm, Online};
-        let packing = if matches!(storage, Online | OneBitLlm | Grouped) {
+        use WeightStorage::{Embedding, Grouped, OneBitLlm, Online};
+        let packing = if matches!(storage, Online | OneBitLlm | Grouped | Embedding) {
             check_shape(&entry, &[rows, cols])?;
             let dtype = dense_type(&entry, "F32, F16 or BF16")?;
             match storage {

@@ -105,9 +105,10 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     let (linear_class, mode) = match storage {
         WeightStorage::PackedMultiply => ("autobitlinear", "offline"),
         WeightStorage::PackedDivide => ("bitlinear", "offline"),
-        WeightStorage::Online | WeightStorage::OneBitLlm | WeightStorage::Grouped => {
-            ("autobitlinear", "online")
-        }
+        WeightStorage::Online
+        | WeightStorage::OneBitLlm
+        | WeightStorage::Grouped
+        | WeightStorage::Embedding => ("autobitlinear", "online"),
     };
     let mut quantization = json!({
         "quant_method": "bitnet", "linear_class": linear_class, "quantization_mode": mode,

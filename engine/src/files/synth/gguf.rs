@@ -1,5 +1,5 @@
-//! Random models with a scale for each group of inputs, as GGUF files of type `PQ2_0`: a folder of the same model would
-//! hold its weights as f16, eight times as large. Tables that are not ternary are f16.
+//! Random models with a scale for each group of inputs, as GGUF files of type `PQ2_0`, or `TQ2_0` for mixtures of experts, as they are
+//! published: a folder of the same model would hold its weights as f16, eight times as large. Tables that are not ternary are f16.
 
 use std::{
     io::{BufWriter, Write},
@@ -22,7 +22,7 @@ use crate::{
             target::Target,
         },
         encodings::{
-            blocks::{PQ2_0_BLOCK, PQ2_0_BYTES},
+            blocks::{PQ2_0_BLOCK, PQ2_0_BYTES, TQ_BLOCK, TQ2_0_BYTES},
             dense::{DenseType, f32_bytes},
         },
         error::ModelError,
@@ -43,8 +43,10 @@ const WINDOW_BLOCKS: usize = 256 * PIECE_BLOCKS;
 
 /// The random contents of a tensor.
 enum Fill {
-    /// Blocks with scales around this one.
+    /// Blocks of `PQ2_0` with scales around this one.
     Blocks(f32),
+    /// Blocks of `TQ2_0`, so many a row, with scales around this one that all blocks of a row share.
+    Rows { blocks: usize, scale: f32 },
     /// f16 with mean 0 and about this standard deviation.
     Bell(f32),
     /// f32 around 1 or, for the final norm, around 0.
@@ -55,10 +57,14 @@ enum Fill {
 
 /// Writes a random model.
 pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
+    let (block, expected) = match config.experts {
+        Some(_) => (TQ_BLOCK, "a multiple of 256"),
+        None => (PQ2_0_BLOCK, "a multiple of 128"),
+    };
     for cols in linears(config).map(|(_, linear)| config.linear_shape(linear).1) {
-        if !cols.is_multiple_of(PQ2_0_BLOCK) {
+        if !cols.is_multiple_of(block) {
             let (key, value) = ("input size of a linear".to_owned(), cols.to_string());
-            return Err(ModelError::BadKey { key, value, expected: "a multiple of 128" });
+            return Err(ModelError::BadKey { key, value, expected });
         }
     }
     let Some(name) = out.file_stem().filter(|_| out.extension().is_some_and(|e| e == "gguf"))
@@ -87,7 +93,12 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
     for (index, (tensor, fill)) in plan.iter().zip(&fills).enumerate() {
         let seed = mix(seed ^ mix(index as u64 + 1));
         match *fill {
-            Fill::Blocks(scale) => blocks(tensor.size_bytes, scale, seed, &mut writer),
+            Fill::Blocks(scale) => {
+                blocks(tensor.size_bytes, (Layout::Pq2_0, scale), seed, &mut writer)
+            }
+            Fill::Rows { blocks: of_row, scale } => {
+                blocks(tensor.size_bytes, (Layout::Tq2_0 { of_row }, scale), seed, &mut writer)
+            }
             Fill::Bell(deviation) => bell(tensor.size_bytes, deviation, seed, &mut writer),
             Fill::Norm { len, is_final } => {
                 writer.write_all(&f32_bytes(&norm(len, is_final, seed)))
@@ -134,7 +145,17 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         let (rows, cols) = config.linear_shape(linear);
         // Trits have variance 2/3: this scale preserves the variance of the activations.
         let scale = (1.5 / cols as f32).sqrt();
-        plan.push(matrix(names::linear_name(layer, linear), rows, cols, scale));
+        let name = names::linear_name(layer, linear);
+        let Some(experts) = &config.experts else {
+            plan.push(matrix(name, rows, cols, scale));
+            continue;
+        };
+        let mut entry = matrix_plan(name, rows, cols, DenseType::Tq2_0);
+        if linear.is_of_experts() {
+            let count = experts.count;
+            entry.dims = [cols, rows / count, count].map(|dim| dim as u64).to_vec();
+        }
+        plan.push((entry, Fill::Rows { blocks: cols / TQ_BLOCK, scale }));
     }
     for (layer, tensor) in layer_tensors(config) {
         let (rows, cols) = layer_tensor_shape(config, tensor);
@@ -149,7 +170,11 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         plan.push(match tensor {
             LayerTensor::Decay | LayerTensor::DecayBias => vector(-1.0),
             LayerTensor::Convolution => vector(0.5),
-            LayerTensor::DecayRate | LayerTensor::LearningRate | LayerTensor::Router => {
+            LayerTensor::Router => {
+                let deviation = 1.0 / (cols as f32).sqrt();
+                (matrix_plan(name, rows, cols, DenseType::F16), Fill::Bell(deviation))
+            }
+            LayerTensor::DecayRate | LayerTensor::LearningRate => {
                 let deviation = 1.0 / (cols as f32).sqrt();
                 (matrix_plan(name, rows, cols, DenseType::F16), Fill::Bell(deviation))
             }
@@ -158,19 +183,48 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
     plan
 }
 
+/// The layout of random blocks.
+#[derive(Clone, Copy)]
+enum Layout {
+    Pq2_0,
+    /// With one scale for so many blocks after one another.
+    Tq2_0 {
+        of_row: usize,
+    },
+}
+
 /// Writes random blocks: scales from half to one and a half of `scale`, about a third of each trit.
-fn blocks(size: u64, scale: f32, seed: u64, writer: &mut dyn Write) -> std::io::Result<()> {
+fn blocks(
+    size: u64,
+    (layout, scale): (Layout, f32),
+    seed: u64,
+    writer: &mut dyn Write,
+) -> std::io::Result<()> {
     let trits = four_trits();
-    let count = size as usize / PQ2_0_BYTES;
-    let mut window = vec![0; WINDOW_BLOCKS.min(count) * PQ2_0_BYTES];
+    let block_bytes = match layout {
+        Layout::Pq2_0 => PQ2_0_BYTES,
+        Layout::Tq2_0 { .. } => TQ2_0_BYTES,
+    };
+    let count = size as usize / block_bytes;
+    let mut window = vec![0; WINDOW_BLOCKS.min(count) * block_bytes];
     for first in (0..count).step_by(WINDOW_BLOCKS) {
-        let len = WINDOW_BLOCKS.min(count - first) * PQ2_0_BYTES;
-        let pieces = window[..len].par_chunks_mut(PIECE_BLOCKS * PQ2_0_BYTES);
+        let len = WINDOW_BLOCKS.min(count - first) * block_bytes;
+        let pieces = window[..len].par_chunks_mut(PIECE_BLOCKS * block_bytes);
         pieces.enumerate().for_each(|(piece, bytes)| {
             let mut random = SplitMix(mix(seed ^ mix((first / PIECE_BLOCKS + piece) as u64)));
-            for block in bytes.chunks_exact_mut(PQ2_0_BYTES) {
-                let share = f32::from(random.next()[0]) / 256.0;
-                let (of_block, codes) = block.split_at_mut(2);
+            for (index, block) in bytes.chunks_exact_mut(block_bytes).enumerate() {
+                let (of_block, codes, byte) = match layout {
+                    Layout::Pq2_0 => {
+                        let (scale, codes) = block.split_at_mut(2);
+                        (scale, codes, random.next()[0])
+                    }
+                    Layout::Tq2_0 { of_row } => {
+                        let row = (first + piece * PIECE_BLOCKS + index) / of_row;
+                        let (codes, scale) = block.split_at_mut(block_bytes - 2);
+                        (scale, codes, SplitMix(mix(seed ^ row as u64)).next()[0])
+                    }
+                };
+                let share = f32::from(byte) / 256.0;
                 of_block.copy_from_slice(&f16::from_f32(scale * (0.5 + share)).to_le_bytes());
                 random.bytes(codes, |byte| trits[usize::from(byte)]);
             }

@@ -1,7 +1,9 @@
 //! Shapes of known models.
 
 use super::vocabulary::{BOS, EOS};
-use crate::config::{Activation, DeltaNet, ModelConfig, Multipliers, RopeScaling, Rotation};
+use crate::config::{
+    Activation, DeltaNet, Experts, ModelConfig, Multipliers, RopeScaling, Rotation, Windows,
+};
 
 /// Name and sizes of a known model.
 struct Preset {
@@ -32,10 +34,12 @@ enum Family {
     Hybrid { value_heads: usize },
     /// BitCPM (MiniCPM4): scales of groups, constant factors, dense tables.
     BitCpm { tied: bool },
+    /// Maple: experts, windows of attention, dense tables.
+    Maple { experts: usize, used: usize },
 }
 
 #[rustfmt::skip]
-const PRESETS: [Preset; 17] = [
+const PRESETS: [Preset; 18] = [
     Preset { name: "bitnet-2b", family: Family::BitNet, hidden: 2560, layers: 30, heads: 20, kv_heads: 5, head_dim: 128, intermediate: 6912, vocab: 128_256, context: 4096, theta: 500_000.0 },
     Preset { name: "bitnet-0.7b", family: Family::OneBit, hidden: 1536, layers: 24, heads: 16, kv_heads: 16, head_dim: 96, intermediate: 4096, vocab: 32_002, context: 2048, theta: 10_000.0 },
     Preset { name: "bitnet-3b", family: Family::OneBit, hidden: 3200, layers: 26, heads: 32, kv_heads: 32, head_dim: 100, intermediate: 8640, vocab: 32_002, context: 2048, theta: 10_000.0 },
@@ -53,6 +57,7 @@ const PRESETS: [Preset; 17] = [
     Preset { name: "bitcpm-1b", family: Family::BitCpm { tied: false }, hidden: 2048, layers: 28, heads: 16, kv_heads: 2, head_dim: 128, intermediate: 6144, vocab: 73_448, context: 32_768, theta: 10_000.0 },
     Preset { name: "bitcpm-3b", family: Family::BitCpm { tied: false }, hidden: 2560, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 10_240, vocab: 73_448, context: 32_768, theta: 10_000.0 },
     Preset { name: "bitcpm-8b", family: Family::BitCpm { tied: false }, hidden: 4096, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 16_384, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "maple-20b-a1b", family: Family::Maple { experts: 256, used: 8 }, hidden: 2048, layers: 24, heads: 16, kv_heads: 4, head_dim: 128, intermediate: 512, vocab: 151_936, context: 32_768, theta: 10_000.0 },
 ];
 
 /// Returns the names of the models with a known shape.
@@ -69,9 +74,17 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         Family::Bonsai { tied } => ("qwen3", false, tied),
         Family::Hybrid { .. } => ("qwen35", false, false),
         Family::BitCpm { tied } => ("minicpm", false, tied),
+        Family::Maple { .. } => ("maple", false, false),
     };
     let is_bonsai = matches!(architecture, "qwen3" | "qwen35");
     let is_bitcpm = architecture == "minicpm";
+    let experts = match preset.family {
+        Family::Maple { experts, used } => {
+            Some(Experts { count: experts, used, clamp: vec![7.0; preset.layers] })
+        }
+        _ => None,
+    };
+    let is_maple = experts.is_some();
     let delta_net = match preset.family {
         Family::Hybrid { value_heads } => Some(DeltaNet {
             attention_interval: 4,
@@ -92,7 +105,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         intermediate_size: preset.intermediate,
         vocab_size: preset.vocab,
         context_length: preset.context,
-        rms_norm_eps: if is_bonsai || is_bitcpm { 1e-6 } else { 1e-5 },
+        rms_norm_eps: if is_bonsai || is_bitcpm || is_maple { 1e-6 } else { 1e-5 },
         rope_theta: preset.theta,
         rope_scaling: RopeScaling::None,
         activation: if preset.family == Family::BitNet {
@@ -102,8 +115,8 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         },
         sub_norms,
         linear_norm_eps: None,
-        qk_norm: is_bonsai,
-        group_scales: is_bonsai || is_bitcpm,
+        qk_norm: is_bonsai || is_maple,
+        group_scales: is_bonsai || is_bitcpm || is_maple,
         ternary_tables: is_bonsai,
         linear_biases: Vec::new(),
         multipliers: match preset.family {
@@ -114,11 +127,18 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
             },
             _ => Multipliers::NONE,
         },
-        rotary_dim: delta_net.map(|_| preset.head_dim / 4),
+        rotary_dim: match preset.family {
+            Family::Hybrid { .. } => Some(preset.head_dim / 4),
+            Family::Maple { .. } => Some(preset.head_dim / 2),
+            _ => None,
+        },
         rotation: delta_net.map(|_| Rotation { block: 1024, signs: Vec::new() }),
         delta_net,
-        windows: None,
-        experts: None,
+        windows: is_maple.then(|| Windows {
+            size: 512,
+            layers: (1..=preset.layers).map(|layer| !layer.is_multiple_of(4)).collect(),
+        }),
+        experts,
         pooling: None,
         tied_head,
         bos_token: Some(BOS),

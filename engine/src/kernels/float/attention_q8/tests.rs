@@ -100,12 +100,12 @@ impl Case {
         let hidden = (position + 1).saturating_sub(window);
         let largest = scores[hidden..].iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let (mut lanes, mut out) = ([0f32; LANES], vec![0f32; self.head_dim]);
-        // SAFETY: plain Rust.
         let weights: Vec<f32> = scores
             .iter()
             .enumerate()
             .map(|(p, score)| match p < hidden {
                 true => 0.0,
+                // SAFETY: plain Rust.
                 false => unsafe { ScalarLanes::splat(score - largest).exp().max_lane() },
             })
             .collect();

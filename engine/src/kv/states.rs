@@ -1,0 +1,149 @@
+//! States of recurrent layers that are kept where prefixes end.
+//!
+//! Recurrent layers cannot begin in the middle of a text without the state there, so a prefix is only reused up to a kept state. A
+//! state has the name of the last block before it. Scheduler and backend number slots alike: those of running sequences come first,
+//! then those of this cache.
+//!
+//! The state that was used last longest ago makes room for a new one; those that waiting sequences need go last.
+
+use std::collections::HashMap;
+
+use super::BlockHash;
+
+/// A kept state.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    slot: u32,
+    /// Step of its last use.
+    used: u64,
+}
+
+/// The kept states of a backend, by the block that they are after.
+#[derive(Debug, Clone, Default)]
+pub struct StateCache {
+    entries: HashMap<BlockHash, Entry>,
+    free: Vec<u32>,
+    /// The number of steps, as a logical clock.
+    step: u64,
+}
+
+impl StateCache {
+    /// Returns an empty cache with so many slots, from `first` on.
+    pub fn new(first: u32, count: usize) -> Self {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let free = (first..first.saturating_add(count)).rev().collect();
+        Self { entries: HashMap::new(), free, step: 0 }
+    }
+
+    /// Begins a step: states that it uses stay until the next one.
+    pub fn begin_step(&mut self) {
+        self.step += 1;
+    }
+
+    /// Returns whether the state after a block is kept.
+    pub fn contains(&self, hash: &BlockHash) -> bool {
+        self.entries.contains_key(hash)
+    }
+
+    /// Returns the slot of the state after a block, which this step uses.
+    pub fn get(&mut self, hash: &BlockHash) -> Option<u32> {
+        let entry = self.entries.get_mut(hash)?;
+        entry.used = self.step;
+        Some(entry.slot)
+    }
+
+    /// Takes a slot for a new state, if need be that of another one. With `spares_expected` that is none that waiting sequences
+    /// need.
+    pub fn reserve(
+        &mut self,
+        spares_expected: bool,
+        is_expected: impl Fn(&BlockHash) -> bool,
+    ) -> Option<u32> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        let evictable = self.entries.iter().filter(|(_, entry)| entry.used < self.step);
+        let first = evictable
+            .map(|(hash, entry)| (is_expected(hash), entry.used, entry.slot, *hash))
+            .min_by_key(|(is_expected, used, slot, _)| (*is_expected, *used, *slot));
+        let (_, _, slot, hash) = first.filter(|(expected, ..)| !(*expected && spares_expected))?;
+        self.entries.remove(&hash);
+        Some(slot)
+    }
+
+    /// Names the state in a reserved slot. Of two states after the same block the first one stays.
+    pub fn insert(&mut self, hash: BlockHash, slot: u32) {
+        if self.contains(&hash) {
+            return self.release(slot);
+        }
+        self.entries.insert(hash, Entry { slot, used: self.step });
+    }
+
+    /// Returns a reserved slot in which there is no state.
+    pub fn release(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+}
+
+#[cfg(test)]
+impl StateCache {
+    /// Checks that every slot is free, or has a state, or is reserved; returns the number of those in use.
+    pub(crate) fn audit(&self, reserved: impl Iterator<Item = u32>, first: u32, count: usize) {
+        let kept = self.entries.values().map(|entry| entry.slot);
+        let mut all: Vec<u32> = kept.chain(self.free.iter().copied()).chain(reserved).collect();
+        all.sort_unstable();
+        assert_eq!(all, (first..first + count as u32).collect::<Vec<_>>());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::BLOCK_TOKENS;
+
+    fn hash(tokens: u32) -> BlockHash {
+        BlockHash::root("class", b"").child(&[tokens; BLOCK_TOKENS])
+    }
+
+    fn keep(states: &mut StateCache, tokens: u32) -> u32 {
+        let slot = states.reserve(false, |_| false).expect("a slot is free or evictable");
+        states.insert(hash(tokens), slot);
+        slot
+    }
+
+    #[test]
+    fn the_state_used_longest_ago_makes_room() {
+        let mut states = StateCache::new(8, 2);
+        states.begin_step();
+        assert_eq!((keep(&mut states, 1), keep(&mut states, 2)), (8, 9));
+        states.begin_step();
+        assert_eq!(states.get(&hash(1)), Some(8));
+        states.begin_step();
+        assert_eq!(keep(&mut states, 3), 9);
+        assert!(states.contains(&hash(1)) && !states.contains(&hash(2)));
+    }
+
+    #[test]
+    fn states_of_this_step_and_expected_ones_stay() {
+        let mut states = StateCache::new(0, 2);
+        states.begin_step();
+        keep(&mut states, 1);
+        keep(&mut states, 2);
+        assert_eq!(states.reserve(false, |_| false), None, "both are of this step");
+        states.begin_step();
+        let first = |of: &BlockHash| *of == hash(1);
+        assert_eq!(states.reserve(true, first), Some(1), "2 is not expected");
+        assert_eq!(states.reserve(true, first), None);
+        assert_eq!(states.reserve(false, first), Some(0));
+    }
+
+    #[test]
+    fn the_second_of_two_equal_states_is_dropped() {
+        let mut states = StateCache::new(0, 2);
+        states.begin_step();
+        let slots = [(); 2].map(|()| states.reserve(false, |_| false).expect("free"));
+        slots.iter().for_each(|slot| states.insert(hash(1), *slot));
+        assert_eq!(states.get(&hash(1)), Some(slots[0]));
+        assert_eq!(states.reserve(false, |_| false), Some(slots[1]));
+    }
+}
