@@ -118,10 +118,12 @@ impl Engine {
             prefix_cache: config.prefix_cache,
             recurrent: config.recurrent,
             kept_states: config.kept_states,
+            spare_states: config.spare_states,
             block_ahead: backend.as_asynchronous().is_some_and(|backend| backend.decodes_ahead()),
             stall_limit: config.stall_limit,
         };
         let scheduler = Scheduler::new(limits, backend.block_count());
+        let has_drafts = config.draft_tokens > 0 && (!config.recurrent || config.spare_states > 0);
         Self {
             backend: SharedBackend::new(backend),
             vocabulary,
@@ -130,7 +132,7 @@ impl Engine {
             scheduler,
             plan: Plan::default(),
             pace: Pace::new(config.step_target, config.rows),
-            drafts: (config.draft_tokens > 0 && !config.recurrent).then(Drafts::default),
+            drafts: has_drafts.then(Drafts::default),
             stored: None,
             active: BTreeMap::new(),
             next_request: 0,

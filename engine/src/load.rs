@@ -28,6 +28,8 @@ use crate::{
 pub const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// Most states of recurrent layers that are kept where prefixes end.
 const KEPT_STATES_MAX: usize = 64;
+/// Most states of recurrent layers that may be after drafts in a step.
+const SPARE_STATES_MAX: usize = 4;
 
 /// A model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -156,17 +158,31 @@ impl EngineOptions {
     /// Returns the number of KV blocks for a model on the processor; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
-        let states = ((self.slots(model) + self.kept_states(model)) * state_bytes(model)) as u64;
+        let states = (self.all_states(model) * state_bytes(model)) as u64;
         let bytes = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT).saturating_sub(states);
         self.blocks_within(model, bytes, block_bytes)
     }
 
     /// Returns the number of sequences that may run at once; at least one. Half of the memory of the KV cache is for states of
-    /// recurrent layers, and a quarter of those for states that are kept.
+    /// recurrent layers, and a quarter of those for states that are kept or are after drafts.
     pub fn slots(&self, model: &Model) -> usize {
         let fitting = self.fitting_states(model);
         let kept = if fitting < 4 { fitting / 2 } else { fitting / 4 };
         self.max_sequences.min(fitting - kept).max(1)
+    }
+
+    /// Returns the number of states that may be after drafts in a step, of models with recurrent layers: drafts pay for few sequences.
+    pub fn spare_states(&self, model: &Model) -> usize {
+        match (state_bytes(model), self.draft_tokens) {
+            (0, _) | (_, 0) => 0,
+            _ => (self.fitting_states(model).saturating_sub(self.slots(model)) / 2)
+                .min(SPARE_STATES_MAX),
+        }
+    }
+
+    /// Returns the number of states that the backend has room for.
+    pub fn all_states(&self, model: &Model) -> usize {
+        self.slots(model) + self.kept_states(model) + self.spare_states(model)
     }
 
     /// Returns the number of states that are kept where prefixes end, of models with recurrent layers: what the states of running
@@ -174,7 +190,10 @@ impl EngineOptions {
     pub fn kept_states(&self, model: &Model) -> usize {
         match state_bytes(model) {
             0 => 0,
-            _ => self.fitting_states(model).saturating_sub(self.slots(model)).min(KEPT_STATES_MAX),
+            _ => {
+                let others = self.slots(model) + self.spare_states(model);
+                self.fitting_states(model).saturating_sub(others).min(KEPT_STATES_MAX)
+            }
         }
     }
 
@@ -272,8 +291,7 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         return Err(LoadError::EmbedsOnGpu { ordinal });
     }
     let of_cpu = || options.block_count(model);
-    let (max_sequences, kept_states) = (options.slots(model), options.kept_states(model));
-    let slots = max_sequences + kept_states;
+    let (max_sequences, slots) = (options.slots(model), options.all_states(model));
     let backend = load(model, options, slots, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
     let EngineOptions { step_target, wait_limit, .. } = *options;
@@ -287,7 +305,8 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
         token_budget: backend.step_rows(),
         embeds,
         recurrent: model.config().delta_net.is_some(),
-        kept_states,
+        kept_states: options.kept_states(model),
+        spare_states: options.spare_states(model),
         ..EngineConfig::new(context_length)
     };
     let eos_tokens = model.config().eos_tokens.clone();

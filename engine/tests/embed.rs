@@ -14,7 +14,7 @@ use tritmill_engine::{
     backend::cpu::KvType,
     config::{Linear, Norm},
     embed::{self, EmbedError},
-    files::Model,
+    files::{Model, Target, convert},
     formats::{Format, Scale, TernaryMatrix},
     kernels::Isa,
     load::{self, DeviceChoice, EngineOptions, LoadError},
@@ -244,4 +244,17 @@ fn folders_give_the_vectors_of_the_reference() {
             assert!(dot(vector, expected) > 0.999, "{}", dot(vector, expected));
         }
     }
+}
+
+#[test]
+fn conversions_keep_the_model() {
+    let out = tempfile::tempdir().unwrap();
+    let path = out.path().join("out.gguf");
+    let model = model();
+    convert(&model, Target::GgufI2S, &path).unwrap();
+    let converted = Model::open(&path).unwrap();
+    assert_eq!(converted.config(), model.config());
+    assert_eq!(converted.fingerprint().unwrap(), model.fingerprint().unwrap());
+    let error = convert(&model, Target::Folder, &out.path().join("never")).unwrap_err();
+    assert!(error.to_string().contains("embedding models"), "{error}");
 }

@@ -179,9 +179,24 @@ fn what_is_not_there_is_refused_by_name() {
     let on_gpu = EngineOptions { device: DeviceChoice::Cuda(0), ..EngineOptions::default() };
     let refused = load::engine(&model, &on_gpu).err().unwrap();
     assert!(matches!(refused, LoadError::ExpertsOnGpu { .. }), "{refused}");
-    let out = std::env::temp_dir().join("tritmill-experts-never-written.gguf");
-    let refused = convert(&model, Target::GgufTq2_0, &out).unwrap_err().to_string();
-    assert!(refused.contains("mixtures of experts") && !out.exists(), "{refused}");
+}
+
+#[test]
+fn conversions_keep_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = open_shared(FILES[0]);
+    for (name, target) in [("tq2", Target::GgufTq2_0), ("pq2", Target::GgufPq2_0)] {
+        let path = folder.path().join(format!("{name}.gguf"));
+        let report = convert(&model, target, &path).unwrap();
+        assert_eq!(report.inexact_scale_count, 0);
+        let converted = Model::open(&path).unwrap();
+        assert_eq!(converted.config(), model.config());
+        assert_eq!(converted.fingerprint().unwrap(), model.fingerprint().unwrap());
+    }
+    for target in [Target::GgufI2S, Target::Folder] {
+        let error = convert(&model, target, &folder.path().join("never")).unwrap_err();
+        assert!(error.to_string().contains("blk.0.attn_q.weight"), "{error}");
+    }
 }
 
 #[test]

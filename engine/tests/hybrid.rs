@@ -5,7 +5,11 @@
 
 mod support;
 
-use std::{collections::BTreeMap, ops::Range, time::Instant};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 use support::{
@@ -22,7 +26,7 @@ use tritmill_engine::{
         cpu::{self, KvType},
     },
     config::LayerTensor,
-    files::Model,
+    files::{Model, ModelError, Target, convert},
     kernels::Digits,
     kv::BlockId,
     load::{self, DeviceChoice, EngineOptions, LoadError},
@@ -161,6 +165,44 @@ fn prompts_that_begin_alike_are_computed_once() {
 }
 
 #[test]
+fn drafts_change_no_answer_and_save_steps() {
+    let model = open_shared(FILES[0]);
+    let sampling =
+        SamplingParams { max_tokens: 90, temperature: 0.0, ignore_eos: true, ..Default::default() };
+    let run = |draft_tokens: usize| {
+        let options = EngineOptions { draft_tokens, ..EngineOptions::default() };
+        let mut engine = load::engine(&model, &options).unwrap();
+        // Few different tokens, so that answers repeat themselves.
+        for seed in 0..3u32 {
+            let prompt = (0..40).map(|i| seed + i % 4).collect();
+            engine
+                .submit(Request { prompt, sampling: sampling.clone(), ..Request::default() })
+                .unwrap();
+        }
+        let mut answers = BTreeMap::new();
+        while !engine.is_idle() {
+            let report = engine.step(Instant::now());
+            // As if more rows cost nothing.
+            engine.record_time(&report, Duration::from_millis(10));
+            for event in report.events {
+                match event {
+                    Event::Finished { id, output } => {
+                        answers.insert(id, output.choices[0].tokens.clone());
+                    }
+                    Event::Failed { error, .. } => panic!("{error}"),
+                    Event::Delta { .. } => {}
+                }
+            }
+        }
+        (answers, engine.stats())
+    };
+    let ((plain, without), (drafted, with)) = (run(0), run(8));
+    assert_eq!(plain, drafted);
+    assert!(with.steps < without.steps * 9 / 10, "{} of {} steps", with.steps, without.steps);
+    assert!(with.decode_tokens > without.decode_tokens, "some drafts are wrong");
+}
+
+#[test]
 fn states_are_counted_and_gpus_refuse() {
     let model = open_shared(FILES[0]);
     let state = 3 * (3 * 1024 + 4 * 128 * 128) * 4;
@@ -226,6 +268,24 @@ fn folder_and_files_are_the_same_model() {
         let logits = all_logits(backend.as_mut(), BLOCKS, &prompt.ids);
         let (_, relative) = differences(logits.last().unwrap(), &prompt.full_logits);
         assert!(relative < 2e-3, "{}: {relative}", prompt.name);
+    }
+}
+
+#[test]
+fn conversions_keep_the_model() {
+    let out = tempfile::tempdir().unwrap();
+    let targets = [Target::GgufPq2_0, Target::GgufPtq1_0, Target::GgufQ2_0];
+    for source in ["qwen35-tiny", FILES[1], ROTATED[0]] {
+        let model = open_shared(source);
+        for target in targets {
+            let path = out.path().join(format!("{target}.gguf"));
+            convert(&model, target, &path).unwrap();
+            let converted = Model::open(&path).unwrap();
+            assert_eq!(converted.config().rotation, model.config().rotation);
+            assert_eq!(converted.fingerprint().unwrap(), model.fingerprint().unwrap(), "{source}");
+        }
+        let error = convert(&model, Target::GgufI2S, &out.path().join("never")).unwrap_err();
+        assert!(matches!(error, ModelError::Unconvertible { .. }), "{error}");
     }
 }
 

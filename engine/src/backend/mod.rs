@@ -72,6 +72,7 @@ pub struct Chunk<'a> {
 }
 
 /// The slots of a chunk for states of recurrent layers. In a step a slot is written by one chunk at most, and then no other reads it.
+/// A chunk may keep a state in the slot that it begins with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StateSlots<'a> {
     /// The slot of the sequence, which has its state after the step. A chunk at position 0 begins with an empty state.

@@ -67,7 +67,11 @@ pub(super) fn check_slots(
             take(slot, true)?;
         }
     }
-    chunks.iter().filter_map(|chunk| chunk.state.from).try_for_each(|slot| take(slot, false))
+    // A chunk may keep a state where it has read one.
+    let of_others = chunks.iter().filter_map(|Chunk { state, .. }| {
+        state.from.filter(|from| state.saves.iter().all(|(_, slot)| slot != from))
+    });
+    of_others.into_iter().try_for_each(|slot| take(slot, false))
 }
 
 /// Rejects steps in which the order of chunks matters: backends run them in parallel.

@@ -38,11 +38,14 @@ pub struct EngineConfig {
     pub draft_tokens: usize,
     /// Whether the model embeds prompts instead of continuing them.
     pub embeds: bool,
-    /// Whether the model has recurrent layers. Then there are no drafts, which would need the state before them.
+    /// Whether the model has recurrent layers.
     pub recurrent: bool,
     /// Slots of the backend for states that are kept where prefixes end, after those of `max_sequences`. Without any, a model with
     /// recurrent layers computes every prompt from its start.
     pub kept_states: usize,
+    /// Slots of the backend for states after drafts, after those of kept states. Without any, a model with recurrent layers has no
+    /// drafts.
+    pub spare_states: usize,
 }
 
 impl EngineConfig {
@@ -62,6 +65,7 @@ impl EngineConfig {
             embeds: false,
             recurrent: false,
             kept_states: 0,
+            spare_states: 0,
         }
     }
 }

@@ -88,13 +88,13 @@ fn kind() -> impl Strategy<Value = Fork> {
 
 fn engine_config() -> impl Strategy<Value = (EngineConfig, usize)> {
     let numbers = (1usize..10, 1usize..80, 4usize..20);
-    let recurrent = prop::option::weighted(0.4, 0usize..5);
+    let recurrent = prop::option::weighted(0.4, (0usize..5, 0usize..3));
     (numbers, any::<bool>(), any::<bool>(), recurrent).prop_map(
         |((max_sequences, token_budget, blocks), prefix_cache, has_target, kept)| {
             let step_target = has_target.then_some(Duration::from_millis(150));
             let limits = EngineConfig { max_sequences, token_budget, ..config() };
-            let (recurrent, kept_states) = (kept.is_some(), kept.unwrap_or(0));
-            let states = EngineConfig { recurrent, kept_states, ..limits };
+            let (recurrent, (kept_states, spare_states)) = (kept.is_some(), kept.unwrap_or((0, 0)));
+            let states = EngineConfig { recurrent, kept_states, spare_states, ..limits };
             (EngineConfig { prefix_cache, step_target, ..states }, blocks)
         },
     )

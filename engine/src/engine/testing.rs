@@ -88,7 +88,8 @@ impl Harness {
         let control = Arc::new(Mutex::new(Control::default()));
         let mut backend = HashBackend::new(block_count, control.clone(), ahead);
         if config.recurrent {
-            backend = backend.with_states(config.max_sequences + config.kept_states);
+            let EngineConfig { max_sequences, kept_states, spare_states, .. } = config;
+            backend = backend.with_states(max_sequences + kept_states + spare_states);
         }
         let engine = Engine::new(Box::new(backend), Arc::new(Letters::new()), vec![EOS], config);
         let (outputs, deltas) = (BTreeMap::new(), BTreeMap::new());

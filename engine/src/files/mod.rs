@@ -25,6 +25,7 @@ mod parts;
 mod roles;
 mod synth;
 mod tokenizer;
+mod value_heads;
 
 pub(crate) use error::shorten;
 #[doc(hidden)]

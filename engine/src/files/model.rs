@@ -17,6 +17,7 @@ use super::{
     mmap::{Bytes, Source},
     parts::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor},
     roles::{biases, half_split, layer_tensors, linears, norms},
+    value_heads::Order,
 };
 use crate::{
     chat::ChatTemplate,
@@ -98,24 +99,13 @@ impl Model {
         let mut matrix = stacked.expect("a linear has a tensor");
         let tensor = &tensors[0];
         let Some(delta) = self.tiled_heads() else { return Ok(matrix) };
-        let (keys, unit) = (2 * delta.keys(), delta.head_dim);
-        let tiled = |head| tiled_head(delta, head);
-        let row_of = |row: usize, unit: usize| tiled(row / unit) * unit + row % unit;
-        match linear {
-            Linear::DeltaInput => matrix.reorder_rows(|row| match row.checked_sub(keys) {
-                None => row,
-                Some(row) => keys + row_of(row, unit),
-            }),
-            Linear::DeltaGate => matrix.reorder_rows(|row| row_of(row, unit)),
-            Linear::DecayRate | Linear::LearningRate => matrix.reorder_rows(tiled),
-            Linear::DeltaOutput if self.parts.tensors.hybrid.output_is_grouped => {}
-            Linear::DeltaOutput if !matrix.reorder_columns(unit, tiled) => {
-                let (value, of) = (unit as u64, matrix.groups.map_or(1, |g| g.size) as u64);
-                let problem = Problem::NotAMultiple { what: "width of a value head", value, of };
-                let offset = tensor.span.range.start as u64;
-                return Err(ModelError::bad_tensor(&tensor.name, offset, problem));
-            }
-            _ => {}
+        let is_in_order =
+            linear == Linear::DeltaOutput && self.parts.tensors.hybrid.output_is_grouped;
+        if !is_in_order && !Order::ToForward.apply(delta, linear, &mut matrix) {
+            let (value, of) = (delta.head_dim as u64, matrix.groups.map_or(1, |g| g.size) as u64);
+            let problem = Problem::NotAMultiple { what: "width of a value head", value, of };
+            let offset = tensor.span.range.start as u64;
+            return Err(ModelError::bad_tensor(&tensor.name, offset, problem));
         }
         Ok(matrix)
     }
@@ -152,22 +142,7 @@ impl Model {
             return Err(ModelError::bad_tensor(&found.name, offset, problem));
         }
         if let Some(delta) = self.tiled_heads() {
-            let keys = 2 * delta.keys();
-            let width = found.cols;
-            let row_of = |head: usize| tiled_head(delta, head);
-            let reordered = |values: &[f32], first: usize, unit: usize| -> Vec<f32> {
-                let heads = (0..delta.value_heads).map(row_of);
-                let rows = heads.flat_map(|head| &values[first + head * unit..][..unit]);
-                values[..first].iter().chain(rows).copied().collect()
-            };
-            values = match tensor {
-                LayerTensor::Decay | LayerTensor::DecayBias => reordered(&values, 0, 1),
-                LayerTensor::Convolution => {
-                    reordered(&values, keys * width, delta.head_dim * width)
-                }
-                LayerTensor::DecayRate | LayerTensor::LearningRate => reordered(&values, 0, width),
-                LayerTensor::Router => values,
-            };
+            values = Order::ToForward.apply_to(delta, (tensor, found.cols), values);
         }
         if tensor == LayerTensor::Convolution {
             // By channel in files, by tap here.
@@ -388,9 +363,4 @@ impl Model {
 fn unpermute(matrix: &mut TernaryMatrix, heads: usize) {
     let order: Vec<usize> = half_split(matrix.rows, heads).collect();
     matrix.reorder_rows(|row| order[row]);
-}
-
-/// Returns where a file with tiled value heads has a head.
-fn tiled_head(delta: &DeltaNet, head: usize) -> usize {
-    head % delta.group() * delta.key_heads + head / delta.group()
 }

@@ -79,8 +79,7 @@ pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
     MemoryNeed {
         weights: memory::weight_bytes(model, options.format, options.head) as u64,
         kv: (memory::kv_bytes(model, options.kv, options.block_count(model))
-            + (options.slots(model) + options.kept_states(model)) * state_bytes(model))
-            as u64,
+            + options.all_states(model) * state_bytes(model)) as u64,
         scratch: step.max(loading),
     }
 }

@@ -86,6 +86,7 @@ impl Scheduler {
             sequences: self.sequences.clone(),
             free_slots: self.free_slots.clone(),
             states: self.states.clone(),
+            spare_slots: self.spare_slots.clone(),
             pending: self.pending.clone(),
             running: self.running.clone(),
             computing: HashSet::new(),

@@ -19,6 +19,7 @@
 //!
 //! With recurrent layers a sequence goes on from the last kept state of its cached blocks. States are kept behind the blocks that
 //! other sequences have or wait for, and behind the last whole block of a prompt, which a text that continues it begins with.
+//! A step with drafts keeps the state before them: if one is not accepted, the accepted ones are computed again with the next step.
 //!
 //! A sequence is admitted only if the blocks for all its tokens are available. For one of the highest priority
 //! sequences of other priorities are preempted, the newest of the lowest priority first and all but one.
@@ -71,6 +72,8 @@ pub struct Limits {
     pub recurrent: bool,
     /// Slots for states that are kept where prefixes end. Without any, models with recurrent layers do not reuse blocks.
     pub kept_states: usize,
+    /// Slots for states after drafts: so many sequences with recurrent layers may have drafts in a step.
+    pub spare_states: usize,
     /// Steps without work, or preemptions, after which a sequence without a new token fails.
     pub stall_limit: u32,
 }
@@ -96,6 +99,8 @@ pub struct Scheduler {
     free_slots: Vec<u32>,
     /// Kept states of recurrent layers.
     states: StateCache,
+    /// Slots for states after drafts, after those of kept states.
+    spare_slots: Vec<u32>,
     /// Pending sequences, in order of service.
     pending: BTreeSet<SequenceId>,
     /// Prefilling and decoding sequences, in order of service.
@@ -118,14 +123,26 @@ impl Scheduler {
         let token_budget = limits.token_budget.max(max_sequences);
         let keeps_states = limits.recurrent && limits.prefix_cache;
         let kept_states = if keeps_states { limits.kept_states } else { 0 };
+        let spare_states = if limits.recurrent { limits.spare_states } else { 0 };
         let prefix_cache = limits.prefix_cache && (!limits.recurrent || kept_states > 0);
         let slots = u32::try_from(max_sequences).unwrap_or(u32::MAX);
         Self {
-            limits: Limits { max_sequences, token_budget, prefix_cache, kept_states, ..limits },
+            limits: Limits {
+                max_sequences,
+                token_budget,
+                prefix_cache,
+                kept_states,
+                spare_states,
+                ..limits
+            },
             cache: SharedCache::new(BlockCache::new(block_count)),
             sequences: BTreeMap::new(),
             free_slots: (0..slots).rev().collect(),
             states: StateCache::new(slots, kept_states),
+            spare_slots: (max_sequences + kept_states..)
+                .take(spare_states)
+                .map(|slot| slot as u32)
+                .collect(),
             pending: BTreeSet::new(),
             running: BTreeSet::new(),
             computing: HashSet::new(),
@@ -238,10 +255,15 @@ impl Scheduler {
         // Further blocks, which drafts have taken, may have other holders.
         let blocks = blocks_for(planned.end) + usize::from(planned.has_next);
         Chunk {
-            state: StateSlots {
-                own: sequence.slot.unwrap_or_default(),
-                from: sequence.begins_with,
-                saves: &sequence.saves,
+            state: match sequence.trial {
+                Some(trial) => {
+                    StateSlots { own: trial.slot, from: sequence.slot, saves: &sequence.saves }
+                }
+                None => StateSlots {
+                    own: sequence.slot.unwrap_or_default(),
+                    from: sequence.begins_with,
+                    saves: &sequence.saves,
+                },
             },
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,
@@ -269,6 +291,10 @@ impl Scheduler {
                     cache.register(*hash, *block);
                 }
                 sequence.named = full;
+            }
+            if sequence.trial.is_some() {
+                sequence.saves.clear();
+                continue;
             }
             sequence.begins_with = None;
             for (after, slot) in sequence.saves.drain(..) {
@@ -338,7 +364,7 @@ impl Scheduler {
             sequence.unexpect(&mut cache);
             cache.release_all(&mut sequence.blocks);
             drop(cache);
-            sequence.drop_states(&mut self.states);
+            sequence.drop_states(&mut self.states, &mut self.spare_slots);
             self.free_slots.extend(sequence.slot);
             self.running.remove(&id);
             self.pending.remove(&id);
@@ -350,7 +376,7 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         cache.release_all(&mut sequence.blocks);
         sequence.drop_drafts();
-        sequence.drop_states(&mut self.states);
+        sequence.drop_states(&mut self.states, &mut self.spare_slots);
         (sequence.computed, sequence.named) = (0, 0);
         self.free_slots.extend(sequence.slot.take());
         sequence.state = State::Pending;
@@ -388,7 +414,9 @@ impl Scheduler {
             scheduler.audit_sequences(&mut holders);
         }
         for scheduler in all {
-            let reserved = scheduler.sequences.values().flat_map(|sequence| &sequence.saves);
+            scheduler.audit_slots();
+            let without_drafts = scheduler.sequences.values().filter(|s| s.trial.is_none());
+            let reserved = without_drafts.flat_map(|sequence| &sequence.saves);
             let Limits { max_sequences, kept_states, .. } = scheduler.limits;
             scheduler.states.audit(
                 reserved.map(|(_, slot)| *slot),
@@ -408,6 +436,20 @@ impl Scheduler {
             }
         }
         cache.audit_expected(&expected);
+    }
+
+    /// Checks that every slot of running sequences is free, spare, or that of one sequence.
+    fn audit_slots(&self) {
+        let Limits { max_sequences, kept_states, spare_states, .. } = self.limits;
+        let sequences = self.sequences.values();
+        let held = sequences.flat_map(|s| s.slot.into_iter().chain(s.trial.map(|t| t.slot)));
+        let mut all: Vec<u32> = self.free_slots.iter().chain(&self.spare_slots).copied().collect();
+        all.extend(held);
+        all.sort_unstable();
+        let first = max_sequences + kept_states;
+        let expected = (0..max_sequences).chain(first..first + spare_states);
+        let expected = expected.map(|slot| slot as u32);
+        assert_eq!(all, expected.collect::<Vec<_>>());
     }
 
     fn audit_sequences(&self, holders: &mut BTreeMap<BlockId, u32>) {

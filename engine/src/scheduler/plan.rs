@@ -36,6 +36,11 @@ impl Scheduler {
         plan.clear();
         self.computing.clear();
         self.states.begin_step();
+        for id in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(id) {
+                self.spare_slots.extend(sequence.settle_trial());
+            }
+        }
         let (most, mut budget) = (limits.decodes.unwrap_or(usize::MAX), self.limits.token_budget);
         if let Some(prefill) = limits.prefill {
             let decodes = self.decoding(Some(true)) + self.decoding(Some(false)).min(most);
@@ -202,7 +207,8 @@ impl Scheduler {
                 }
             }
         }
-        let drafts = if decodes { self.add_drafts(id, filling) } else { 0 };
+        let may_draft = decodes && end == length && (!self.limits.recurrent || self.has_spare(id));
+        let drafts = if may_draft { self.add_drafts(id, filling) } else { 0 };
         let (end, length) = (end + drafts, length + drafts);
         filling.budget -= end - start;
         if self.limits.prefix_cache && !decodes {
@@ -210,7 +216,14 @@ impl Scheduler {
             let blocks = start / BLOCK_TOKENS..(end / BLOCK_TOKENS).min(hashes.len());
             self.computing.extend(hashes.get(blocks).into_iter().flatten().copied());
         }
-        self.keep_states(id, start..end, filling.cache);
+        if drafts > 0 && self.limits.recurrent {
+            let sequence = self.sequences.get_mut(&id);
+            if let (Some(sequence), Some(slot)) = (sequence, self.spare_slots.pop()) {
+                sequence.try_drafts(slot, (start, end));
+            }
+        } else {
+            self.keep_states(id, start..end, filling.cache);
+        }
         let samples = end == length;
         let ends_block = samples && self.limits.block_ahead && end.is_multiple_of(BLOCK_TOKENS);
         let spares_one = filling.cache.available() > self.running.len();
@@ -224,6 +237,11 @@ impl Scheduler {
             drafts,
             has_next,
         });
+    }
+
+    /// Returns whether the state after drafts of a sequence has a slot. One that begins with a kept state has none yet itself.
+    fn has_spare(&self, id: SequenceId) -> bool {
+        !self.spare_slots.is_empty() && self.sequences[&id].begins_with.is_none()
     }
 
     /// Reserves slots for the states that a sequence is to keep within these positions.

@@ -50,6 +50,16 @@ pub(super) struct KeptState {
     pub is_shared: bool,
 }
 
+/// A step of a sequence with drafts and a state: the state after the drafts is written to another slot, and that before them is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Trial {
+    /// The slot of the state after the drafts.
+    pub slot: u32,
+    /// Position of the first draft, and after the last.
+    pub first: usize,
+    pub end: usize,
+}
+
 /// A sequence inside the scheduler.
 #[derive(Debug, Clone)]
 pub(super) struct Sequence {
@@ -80,6 +90,8 @@ pub(super) struct Sequence {
     pub keep_after: Vec<KeptState>,
     /// States that the planned chunk keeps: tokens of the chunk before each, and its reserved slot.
     pub saves: Vec<(usize, u32)>,
+    /// The drafts of the last step, until it is known which were accepted.
+    pub trial: Option<Trial>,
     /// Steps without work while admitted, and preemptions, since the newest token.
     pub stalls: u32,
 }
@@ -101,6 +113,7 @@ impl Sequence {
             begins_with: None,
             keep_after: Vec::new(),
             saves: Vec::new(),
+            trial: None,
             stalls: 0,
         }
     }
@@ -163,10 +176,37 @@ impl Sequence {
     }
 
     /// Forgets the states of recurrent layers that it has or is to keep, and returns the reserved slots.
-    pub fn drop_states(&mut self, states: &mut StateCache) {
+    pub fn drop_states(&mut self, states: &mut StateCache, spare: &mut Vec<u32>) {
         self.begins_with = None;
         self.keep_after.clear();
-        self.saves.drain(..).for_each(|(_, slot)| states.release(slot));
+        match self.trial.take() {
+            // The state before the drafts goes into its own slot.
+            Some(trial) => {
+                spare.push(trial.slot);
+                self.saves.clear();
+            }
+            None => self.saves.drain(..).for_each(|(_, slot)| states.release(slot)),
+        }
+    }
+
+    /// Writes the state after the drafts of a chunk, from the first one to `end`, to a spare slot, and keeps the one before them.
+    pub fn try_drafts(&mut self, slot: u32, (start, end): (usize, usize)) {
+        let first = end - self.drafts;
+        self.trial = Some(Trial { slot, first, end });
+        self.saves.clear();
+        self.saves.extend(self.slot.map(|own| (first - start, own)));
+    }
+
+    /// Decides on the state after the last step: that after all drafts, if all were accepted, or else that before them. Returns the
+    /// slot of the other one.
+    pub fn settle_trial(&mut self) -> Option<u32> {
+        let Trial { slot, first, end } = self.trial.take()?;
+        if self.computed == end {
+            return self.slot.replace(slot);
+        }
+        self.computed = first;
+        self.named = self.named.min(first / BLOCK_TOKENS);
+        Some(slot)
     }
 
     /// Returns the number of tokens without keys and values.

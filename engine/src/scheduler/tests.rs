@@ -9,6 +9,7 @@ fn limits() -> Limits {
     Limits {
         recurrent: false,
         kept_states: 0,
+        spare_states: 0,
         max_sequences: 4,
         token_budget: 32,
         prefix_cache: true,

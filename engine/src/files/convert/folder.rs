@@ -39,9 +39,16 @@ enum Source {
 /// Writes `model` as a folder.
 pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
     let config = model.config();
+    let first = config.linears(0)[0];
+    let refused = |problem| {
+        let tensor = model.ternary_name(0, first).to_owned();
+        Err(refuse(tensor, Target::Folder, Problem::Other(problem)))
+    };
     if config.group_scales {
-        let problem = Problem::Other("packed folders have one scale per tensor");
-        return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), Target::Folder, problem));
+        return refused("packed folders have one scale per tensor");
+    }
+    if config.pooling.is_some() {
+        return refused("embedding models are written as GGUF");
     }
     if let Some((layer, linear)) = biases(config).next() {
         let problem = Problem::Other("packed folders have no biases of linears");

@@ -17,7 +17,7 @@ use super::{
     target::{Report, Target, refuse},
 };
 use crate::{
-    config::{Activation, Linear, ModelConfig, Norm, RopeScaling},
+    config::{Activation, LayerTensor, Linear, LongFactors, ModelConfig, Norm, RopeScaling},
     files::{
         encodings::{
             blocks::{TQ_BLOCK, TQ2_0_BYTES},
@@ -34,7 +34,8 @@ use crate::{
         model::Model,
         partial::Partial,
         parts::DenseTensor,
-        roles::{biases, linears},
+        roles::{biases, layer_tensor_shape, layer_tensors, linears},
+        value_heads::Order,
     },
     formats::{Scale, TernaryMatrix},
 };
@@ -55,9 +56,14 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
             true => "the format has one scale per tensor",
             false => "the model has one scale per tensor, the format one per group of inputs",
         });
-        return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), to, problem));
+        let first = config.linears(0)[0];
+        return Err(refuse(model.ternary_name(0, first).to_owned(), to, problem));
     }
     let name = family(config, to)?;
+    if name == "qwen35" && !config.rope_scaling.is_none() {
+        let problem = Problem::Other("the architecture has no scaling of RoPE frequencies");
+        return Err(refuse("rope_parameters".to_owned(), to, problem));
+    }
     if permutes_heads(name) {
         return Ok(name);
     }
@@ -74,8 +80,11 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
 }
 
 fn family(config: &ModelConfig, to: Target) -> Result<&'static str, ModelError> {
+    if config.experts.is_some() {
+        return Ok("maple");
+    }
     if config.qk_norm {
-        return Ok("qwen3");
+        return Ok(if config.delta_net.is_some() { "qwen35" } else { "qwen3" });
     }
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
@@ -136,7 +145,7 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
     if let Some(head) = &tables.head {
         write(&table(model, to, head)?).map_err(io)?;
     }
-    for (_, values) in &vectors {
+    for Vector { values, .. } in &vectors {
         write(&f32_bytes(values)).map_err(io)?;
     }
     let mut inexact_scale_count = 0;
@@ -146,7 +155,9 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
             matrix.reorder_rows(|row| adjacent(row, model.config().head_dim));
         }
         let name = model.ternary_name(layer, linear);
-        if group_type == Some(DenseType::Tq2_0) && (layer, linear) == (0, Linear::Q) {
+        to_file_order(model.config(), (name, linear), &mut matrix, to)?;
+        let is_llama = permutes_heads(architecture);
+        if is_llama && group_type == Some(DenseType::Tq2_0) && (layer, linear) == (0, Linear::Q) {
             check_group_scales(name, &matrix, to)?;
         }
         let (bytes, exact) = match group_type {
@@ -162,40 +173,96 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
     Ok(Report { tensor_count: plan.len(), inexact_scale_count })
 }
 
-/// Returns name and values of the norms, the divisors of the RoPE frequencies and the biases. They are always F32,
+/// Puts the value heads of a linear into the order of files. Only the output linear in a rotated basis has that of the forward pass.
+fn to_file_order(
+    config: &ModelConfig,
+    (name, linear): (&str, Linear),
+    matrix: &mut TernaryMatrix,
+    to: Target,
+) -> Result<(), ModelError> {
+    let Some(delta) = &config.delta_net else { return Ok(()) };
+    let is_in_order = linear == Linear::DeltaOutput && config.rotation.is_some();
+    if is_in_order || Order::ToFile.apply(delta, linear, matrix) {
+        return Ok(());
+    }
+    let (value, of) = (delta.head_dim as u64, matrix.groups.as_ref().map_or(1, |g| g.size) as u64);
+    Err(refuse(
+        name.to_owned(),
+        to,
+        Problem::NotAMultiple { what: "width of a value head", value, of },
+    ))
+}
+
+/// A tensor that is written as F32.
+struct Vector {
+    name: String,
+    /// Fastest first.
+    dims: Vec<u64>,
+    values: Vec<f32>,
+}
+
+impl Vector {
+    fn new(name: String, values: Vec<f32>) -> Self {
+        Self { name, dims: vec![values.len() as u64], values }
+    }
+}
+
+/// Returns the other dense tensors of layers: those of recurrent layers, and routers.
+fn of_layers(model: &Model) -> Result<Vec<Vector>, ModelError> {
+    let config = model.config();
+    let vector = |(layer, tensor)| {
+        let (rows, cols) = layer_tensor_shape(config, tensor);
+        let mut values = model.layer_tensor(layer, tensor)?;
+        if tensor == LayerTensor::Convolution {
+            // By tap in the forward pass, by channel in files.
+            let of_channel = |channel| (0..cols).map(move |tap| tap * rows + channel);
+            values = (0..rows).flat_map(of_channel).map(|at| values[at]).collect();
+        }
+        if let Some(delta) = &config.delta_net {
+            values = Order::ToFile.apply_to(delta, (tensor, cols), values);
+        }
+        let name = names::layer_tensor_name(layer, tensor);
+        let dims = if rows == 1 { vec![cols as u64] } else { vec![cols as u64, rows as u64] };
+        Ok(Vector { name, dims, values })
+    };
+    layer_tensors(config).map(vector).collect()
+}
+
+/// Returns the norms, the divisors of the RoPE frequencies, the biases and the other dense tensors of layers. They are always F32,
 /// because readers accept no other type.
-fn vectors(model: &Model, architecture: &str) -> Result<Vec<(String, Vec<f32>)>, ModelError> {
+fn vectors(model: &Model, architecture: &str) -> Result<Vec<Vector>, ModelError> {
     let config = model.config();
     let mut vectors = Vec::new();
     for norm in model.norms() {
-        vectors.push((names::norm_name(norm), model.norm(norm)?));
+        let name = match norm {
+            Norm::FeedForward(layer) if config.delta_net.is_some() => {
+                names::post_attention_norm_name(layer)
+            }
+            norm => names::norm_name(norm),
+        };
+        vectors.push(Vector::new(name, model.norm(norm)?));
     }
     if let RopeScaling::Divisors { divisors, long_factors } = &config.rope_scaling {
         let [short, long] = names::LONGROPE_DIVISORS;
         let name = if long_factors.is_some() { short } else { names::ROPE_DIVISORS };
-        vectors.push((name.to_owned(), divisors.clone()));
-        vectors.extend(
-            long_factors
-                .iter()
-                .map(|long_factors| (long.to_owned(), long_factors.divisors.clone())),
-        );
+        vectors.push(Vector::new(name.to_owned(), divisors.clone()));
+        let of_long =
+            |factors: &LongFactors| Vector::new(long.to_owned(), factors.divisors.clone());
+        vectors.extend(long_factors.iter().map(of_long));
     }
     for (layer, linear) in biases(config) {
         let mut bias = model.bias(layer, linear)?.unwrap_or_default();
         if permutes_heads(architecture) && is_permuted(linear) {
             bias = (0..bias.len()).map(|row| bias[adjacent(row, config.head_dim)]).collect();
         }
-        vectors.push((names::bias_name(layer, linear), bias));
+        vectors.push(Vector::new(names::bias_name(layer, linear), bias));
     }
+    vectors.extend(of_layers(model)?);
     Ok(vectors)
 }
 
 /// Returns the tensor directory, in the order in which [`write`] writes the data.
-fn plan(
-    model: &Model,
-    vectors: &[(String, Vec<f32>)],
-    to: Target,
-) -> Result<Vec<TensorPlan>, ModelError> {
+fn plan(model: &Model, vectors: &[Vector], to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     let config = model.config();
     let tensors = &model.parts().tensors;
     let group_type = group_type(config, to);
@@ -207,9 +274,9 @@ fn plan(
     };
     let mut plan = vec![table(names::EMBEDDING, &tensors.embedding)];
     plan.extend(tensors.head.as_ref().map(|head| table(names::HEAD, head)));
-    for (name, values) in vectors {
-        let (name, len) = (name.clone(), values.len() as u64);
-        plan.push(TensorPlan { name, dims: vec![len], type_id: 0, size_bytes: len * 4 });
+    for Vector { name, dims, values } in vectors {
+        let (name, dims, size_bytes) = (name.clone(), dims.clone(), 4 * values.len() as u64);
+        plan.push(TensorPlan { name, dims, type_id: 0, size_bytes });
     }
     let (block, type_id) = match to {
         Target::GgufTq2_0 => (TQ_BLOCK, 35),
@@ -218,7 +285,12 @@ fn plan(
     for (layer, linear) in linears(config) {
         let (rows, cols) = config.linear_shape(linear);
         if let Some(dtype) = group_type {
-            plan.push(matrix_plan(names::linear_name(layer, linear), rows, cols, dtype));
+            let mut entry = matrix_plan(names::linear_name(layer, linear), rows, cols, dtype);
+            if let (Some(experts), true) = (&config.experts, linear.is_of_experts()) {
+                let count = experts.count;
+                entry.dims = [cols, rows / count, count].map(|dim| dim as u64).to_vec();
+            }
+            plan.push(entry);
             continue;
         }
         if !cols.is_multiple_of(block) {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
-    config::{DeltaNet, ModelConfig, Multipliers, RopeScaling, Yarn},
+    config::{DeltaNet, ModelConfig, Multipliers, Pooling, RopeScaling, Yarn},
     files::{
         error::{ModelError, Problem},
         gguf::{
@@ -76,6 +76,9 @@ pub(crate) fn metadata(
     }
     metadata.extend(hybrid(config, architecture));
     metadata.extend(experts(config, architecture));
+    // The last token's, as llama.cpp numbers kinds.
+    let pooling = config.pooling.map(|Pooling::LastToken| Meta::U32(3));
+    metadata.extend(pooling.map(|kind| (format!("{architecture}.pooling_type"), kind)));
     let mut push = |key: &str, value| {
         metadata.push((format!("{architecture}.rope.scaling.{key}"), value));
     };

@@ -18,8 +18,6 @@ use super::{
     error::{ModelError, Problem},
     model::Model,
 };
-use crate::config::Linear;
-use target::refuse;
 pub use target::{Report, Target};
 
 /// Writes `model` to `out`: a file for the GGUF targets, else a folder.
@@ -28,18 +26,6 @@ pub use target::{Report, Target};
 /// [`ModelError::Unconvertible`] names the tensor that the target cannot hold. Errors while reading
 /// the model or writing the file are returned as they are.
 pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
-    if model.config().pooling.is_some() {
-        let problem = Problem::Other("embedding models are not converted");
-        return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), to, problem));
-    }
-    if model.config().delta_net.is_some() {
-        let problem = Problem::Other("models with recurrent layers are not converted");
-        return Err(refuse(model.ternary_name(0, Linear::DeltaInput).to_owned(), to, problem));
-    }
-    if model.config().experts.is_some() {
-        let problem = Problem::Other("mixtures of experts are not converted");
-        return Err(refuse(model.ternary_name(0, Linear::ExpertGate).to_owned(), to, problem));
-    }
     match to {
         Target::Folder => folder::write(model, out),
         Target::GgufI2S

@@ -38,7 +38,7 @@ enum Fill {
 /// Writes a random model.
 pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
     let (plan, fills): (Vec<_>, Vec<_>) = plan(config).into_iter().unzip();
-    let tokenizer = byte_tokenizer().to_string();
+    let tokenizer = byte_tokenizer(false).to_string();
     let texts = FolderTexts {
         tokenizer: tokenizer.as_bytes(),
         special_tokens: [("bos_token", SPECIAL[0]), ("eos_token", SPECIAL[3])]

@@ -1,5 +1,6 @@
-//! Random models with a scale for each group of inputs, as GGUF files of type `PQ2_0`, or `TQ2_0` for mixtures of experts, as they are
-//! published: a folder of the same model would hold its weights as f16, eight times as large. Tables that are not ternary are f16.
+//! Random models as GGUF files of the types in which they are published: `PQ2_0` with scales of groups, `TQ2_0` for mixtures of experts,
+//! `I2_S` for embedding models. Folders of the same models would hold their weights as f16, eight times as large. Tables that are not
+//! ternary are f16.
 
 use std::{
     io::{BufWriter, Write},
@@ -24,6 +25,7 @@ use crate::{
         encodings::{
             blocks::{PQ2_0_BLOCK, PQ2_0_BYTES, TQ_BLOCK, TQ2_0_BYTES},
             dense::{DenseType, f32_bytes},
+            gguf_ternary::I2_S_TAIL,
         },
         error::ModelError,
         gguf::{
@@ -47,6 +49,8 @@ enum Fill {
     Blocks(f32),
     /// Blocks of `TQ2_0`, so many a row, with scales around this one that all blocks of a row share.
     Rows { blocks: usize, scale: f32 },
+    /// Codes of `I2_S`, and a scale after them.
+    I2S(f32),
     /// f16 with mean 0 and about this standard deviation.
     Bell(f32),
     /// f32 around 1 or, for the final norm, around 0.
@@ -71,7 +75,8 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
     else {
         return Err(ModelError::NotAModel { path: out.to_owned() });
     };
-    let tokenizer = Tokenizer::from_json(byte_tokenizer().to_string().as_bytes())?;
+    let embeds = config.pooling.is_some();
+    let tokenizer = Tokenizer::from_json(byte_tokenizer(embeds).to_string().as_bytes())?;
     let token = |name: &str, id: u32| {
         SPECIAL.get((id - BOS) as usize).map(|&text| (name.to_owned(), text.to_owned()))
     };
@@ -84,7 +89,8 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
         chat_template: Some(&template),
         eos_token: Some(EOS),
     };
-    let metadata = metadata(&described, &config.architecture, Target::GgufPq2_0)?;
+    let target = if embeds { Target::GgufI2S } else { Target::GgufPq2_0 };
+    let metadata = metadata(&described, &config.architecture, target)?;
     let (plan, fills): (Vec<_>, Vec<_>) = plan(config).into_iter().unzip();
     let partial = Partial::create(out)?;
     let io = |error| partial.error(error);
@@ -96,6 +102,7 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
             Fill::Blocks(scale) => {
                 blocks(tensor.size_bytes, (Layout::Pq2_0, scale), seed, &mut writer)
             }
+            Fill::I2S(scale) => i2_s(tensor.size_bytes, scale, seed, &mut writer),
             Fill::Rows { blocks: of_row, scale } => {
                 blocks(tensor.size_bytes, (Layout::Tq2_0 { of_row }, scale), seed, &mut writer)
             }
@@ -146,6 +153,13 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         // Trits have variance 2/3: this scale preserves the variance of the activations.
         let scale = (1.5 / cols as f32).sqrt();
         let name = names::linear_name(layer, linear);
+        if config.pooling.is_some() {
+            let size_bytes = (rows * cols / 4 + I2_S_TAIL) as u64;
+            let dims = vec![cols as u64, rows as u64];
+            let scale = scale / 2.0;
+            plan.push((TensorPlan { name, dims, type_id: 36, size_bytes }, Fill::I2S(scale)));
+            continue;
+        }
         let Some(experts) = &config.experts else {
             plan.push(matrix(name, rows, cols, scale));
             continue;
@@ -232,6 +246,17 @@ fn blocks(
         writer.write_all(&window[..len])?;
     }
     Ok(())
+}
+
+/// Writes random codes of `I2_S`, about a third of each trit, and their scale.
+fn i2_s(size: u64, scale: f32, seed: u64, writer: &mut dyn Write) -> std::io::Result<()> {
+    let (trits, mut random) = (four_trits(), SplitMix(seed));
+    let mut codes = vec![0; size as usize - I2_S_TAIL];
+    random.bytes(&mut codes, |byte| trits[usize::from(byte)]);
+    writer.write_all(&codes)?;
+    let mut tail = [0; I2_S_TAIL];
+    tail[..4].copy_from_slice(&scale.to_le_bytes());
+    writer.write_all(&tail)
 }
 
 fn bell(size: u64, deviation: f32, seed: u64, writer: &mut dyn Write) -> std::io::Result<()> {

@@ -18,7 +18,7 @@ pub use presets::{shape, shape_names};
 pub use vocabulary::VOCAB_MIN;
 use vocabulary::{BOS, EOS};
 
-/// Writes a random model as a folder, or as a GGUF file if it has scales of groups, with a byte-level tokenizer that replaces the token ids of
+/// Writes a random model as a folder, or as a GGUF file if it has scales of groups or embeds texts, with a byte-level tokenizer that replaces the token ids of
 /// `config`.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelErr
         }
     }
     let config = ModelConfig { bos_token: Some(BOS), eos_tokens: vec![EOS], ..config.clone() };
-    if config.group_scales {
+    if config.group_scales || config.pooling.is_some() {
         return gguf::write(&config, out, seed);
     }
     folder::write(&config, out, seed)

@@ -2,7 +2,8 @@
 
 use super::vocabulary::{BOS, EOS};
 use crate::config::{
-    Activation, DeltaNet, Experts, ModelConfig, Multipliers, RopeScaling, Rotation, Windows,
+    Activation, DeltaNet, Experts, ModelConfig, Multipliers, Pooling, RopeScaling, Rotation,
+    Windows,
 };
 
 /// Name and sizes of a known model.
@@ -34,12 +35,14 @@ enum Family {
     Hybrid { value_heads: usize },
     /// BitCPM (MiniCPM4): scales of groups, constant factors, dense tables.
     BitCpm { tied: bool },
+    /// BitNet embedding models (Qwen3): norms in front of linears, no head.
+    Embedding,
     /// Maple: experts, windows of attention, dense tables.
     Maple { experts: usize, used: usize },
 }
 
 #[rustfmt::skip]
-const PRESETS: [Preset; 18] = [
+const PRESETS: [Preset; 19] = [
     Preset { name: "bitnet-2b", family: Family::BitNet, hidden: 2560, layers: 30, heads: 20, kv_heads: 5, head_dim: 128, intermediate: 6912, vocab: 128_256, context: 4096, theta: 500_000.0 },
     Preset { name: "bitnet-0.7b", family: Family::OneBit, hidden: 1536, layers: 24, heads: 16, kv_heads: 16, head_dim: 96, intermediate: 4096, vocab: 32_002, context: 2048, theta: 10_000.0 },
     Preset { name: "bitnet-3b", family: Family::OneBit, hidden: 3200, layers: 26, heads: 32, kv_heads: 32, head_dim: 100, intermediate: 8640, vocab: 32_002, context: 2048, theta: 10_000.0 },
@@ -57,6 +60,7 @@ const PRESETS: [Preset; 18] = [
     Preset { name: "bitcpm-1b", family: Family::BitCpm { tied: false }, hidden: 2048, layers: 28, heads: 16, kv_heads: 2, head_dim: 128, intermediate: 6144, vocab: 73_448, context: 32_768, theta: 10_000.0 },
     Preset { name: "bitcpm-3b", family: Family::BitCpm { tied: false }, hidden: 2560, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 10_240, vocab: 73_448, context: 32_768, theta: 10_000.0 },
     Preset { name: "bitcpm-8b", family: Family::BitCpm { tied: false }, hidden: 4096, layers: 32, heads: 32, kv_heads: 2, head_dim: 128, intermediate: 16_384, vocab: 73_448, context: 32_768, theta: 10_000.0 },
+    Preset { name: "bitnet-embedding-0.6b", family: Family::Embedding, hidden: 1024, layers: 28, heads: 16, kv_heads: 8, head_dim: 128, intermediate: 3072, vocab: 151_936, context: 32_768, theta: 1_000_000.0 },
     Preset { name: "maple-20b-a1b", family: Family::Maple { experts: 256, used: 8 }, hidden: 2048, layers: 24, heads: 16, kv_heads: 4, head_dim: 128, intermediate: 512, vocab: 151_936, context: 32_768, theta: 10_000.0 },
 ];
 
@@ -74,9 +78,12 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         Family::Bonsai { tied } => ("qwen3", false, tied),
         Family::Hybrid { .. } => ("qwen35", false, false),
         Family::BitCpm { tied } => ("minicpm", false, tied),
+        Family::Embedding => ("qwen3", false, true),
         Family::Maple { .. } => ("maple", false, false),
     };
-    let is_bonsai = matches!(architecture, "qwen3" | "qwen35");
+    let embeds = preset.family == Family::Embedding;
+    let is_qwen3 = matches!(architecture, "qwen3" | "qwen35");
+    let is_bonsai = is_qwen3 && !embeds;
     let is_bitcpm = architecture == "minicpm";
     let experts = match preset.family {
         Family::Maple { experts, used } => {
@@ -105,7 +112,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         intermediate_size: preset.intermediate,
         vocab_size: preset.vocab,
         context_length: preset.context,
-        rms_norm_eps: if is_bonsai || is_bitcpm || is_maple { 1e-6 } else { 1e-5 },
+        rms_norm_eps: if is_qwen3 || is_bitcpm || is_maple { 1e-6 } else { 1e-5 },
         rope_theta: preset.theta,
         rope_scaling: RopeScaling::None,
         activation: if preset.family == Family::BitNet {
@@ -114,8 +121,8 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
             Activation::Silu
         },
         sub_norms,
-        linear_norm_eps: None,
-        qk_norm: is_bonsai || is_maple,
+        linear_norm_eps: embeds.then_some(1e-6),
+        qk_norm: is_qwen3 || is_maple,
         group_scales: is_bonsai || is_bitcpm || is_maple,
         ternary_tables: is_bonsai,
         linear_biases: Vec::new(),
@@ -139,7 +146,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
             layers: (1..=preset.layers).map(|layer| !layer.is_multiple_of(4)).collect(),
         }),
         experts,
-        pooling: None,
+        pooling: embeds.then_some(Pooling::LastToken),
         tied_head,
         bos_token: Some(BOS),
         eos_tokens: vec![EOS],
