@@ -427,6 +427,20 @@ impl ModelConfig {
         self.rms_norm_eps / (self.multipliers.residual * self.multipliers.residual)
     }
 
+    /// Changes the number of layers. What differs from layer to layer begins again after the last one.
+    pub fn set_layer_count(&mut self, count: usize) {
+        fn repeated<T: Copy>(of_layers: &mut Vec<T>, count: usize) {
+            *of_layers = of_layers.iter().copied().cycle().take(count).collect();
+        }
+        self.layer_count = count;
+        if let Some(windows) = &mut self.windows {
+            repeated(&mut windows.layers, count);
+        }
+        if let Some(experts) = &mut self.experts {
+            repeated(&mut experts.clamp, count);
+        }
+    }
+
     /// Returns the recurrent part of a layer; `None` if it has attention.
     pub fn delta_layer(&self, layer: usize) -> Option<&DeltaNet> {
         let delta = self.delta_net.as_ref();

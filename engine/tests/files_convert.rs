@@ -113,7 +113,7 @@ fn shrink(config: &mut ModelConfig) {
     config.kv_head_count = 2;
     config.head_dim = 64;
     config.intermediate_size = 512;
-    config.layer_count = 2;
+    config.set_layer_count(2);
     config.vocab_size = 300;
     if let Some(delta) = &mut config.delta_net {
         (delta.attention_interval, delta.key_heads, delta.value_heads) = (2, 1, 2);
@@ -121,7 +121,7 @@ fn shrink(config: &mut ModelConfig) {
     }
     if let Some(Experts { count, used, clamp }) = &mut config.experts {
         (*count, *used) = (4, 2);
-        clamp.truncate(2);
+        assert_eq!(clamp.len(), 2);
         config.rotary_dim = Some(16);
     }
     if let Some(windows) = &mut config.windows {

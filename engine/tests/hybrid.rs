@@ -167,30 +167,36 @@ fn prompts_that_begin_alike_are_computed_once() {
 #[test]
 fn drafts_change_no_answer_and_save_steps() {
     let model = open_shared(FILES[0]);
-    let sampling =
-        SamplingParams { max_tokens: 90, temperature: 0.0, ignore_eos: true, ..Default::default() };
+    // The second answer is equal to the first one, which its drafts are from; of those of the others some are wrong.
+    let samplings =
+        [(0.0, 1), (0.0, 1), (0.05, 2), (0.3, 3), (0.0, 1)].map(|(temperature, seed)| {
+            SamplingParams {
+                max_tokens: 60,
+                temperature,
+                seed,
+                ignore_eos: true,
+                ..Default::default()
+            }
+        });
     let run = |draft_tokens: usize| {
         let options = EngineOptions { draft_tokens, ..EngineOptions::default() };
         let mut engine = load::engine(&model, &options).unwrap();
-        // Few different tokens, so that answers repeat themselves.
-        for seed in 0..3u32 {
-            let prompt = (0..40).map(|i| seed + i % 4).collect();
-            engine
-                .submit(Request { prompt, sampling: sampling.clone(), ..Request::default() })
-                .unwrap();
-        }
-        let mut answers = BTreeMap::new();
-        while !engine.is_idle() {
-            let report = engine.step(Instant::now());
-            // As if more rows cost nothing.
-            engine.record_time(&report, Duration::from_millis(10));
-            for event in report.events {
-                match event {
-                    Event::Finished { id, output } => {
-                        answers.insert(id, output.choices[0].tokens.clone());
+        let mut answers = Vec::new();
+        for sampling in &samplings {
+            let (prompt, sampling) = ((0..40).collect(), sampling.clone());
+            engine.submit(Request { prompt, sampling, ..Request::default() }).unwrap();
+            while !engine.is_idle() {
+                let report = engine.step(Instant::now());
+                // As if more rows cost nothing.
+                engine.record_time(&report, Duration::from_millis(10));
+                for event in report.events {
+                    match event {
+                        Event::Finished { output, .. } => {
+                            answers.push(output.choices[0].tokens.clone());
+                        }
+                        Event::Failed { error, .. } => panic!("{error}"),
+                        Event::Delta { .. } => {}
                     }
-                    Event::Failed { error, .. } => panic!("{error}"),
-                    Event::Delta { .. } => {}
                 }
             }
         }
@@ -198,7 +204,7 @@ fn drafts_change_no_answer_and_save_steps() {
     };
     let ((plain, without), (drafted, with)) = (run(0), run(8));
     assert_eq!(plain, drafted);
-    assert!(with.steps < without.steps * 9 / 10, "{} of {} steps", with.steps, without.steps);
+    assert!(with.steps < without.steps * 4 / 5, "{} of {} steps", with.steps, without.steps);
     assert!(with.decode_tokens > without.decode_tokens, "some drafts are wrong");
 }
 
@@ -274,10 +280,15 @@ fn folder_and_files_are_the_same_model() {
 #[test]
 fn conversions_keep_the_model() {
     let out = tempfile::tempdir().unwrap();
-    let targets = [Target::GgufPq2_0, Target::GgufPtq1_0, Target::GgufQ2_0];
     for source in ["qwen35-tiny", FILES[1], ROTATED[0]] {
         let model = open_shared(source);
-        for target in targets {
+        for target in [Target::GgufPq2_0, Target::GgufPtq1_0, Target::GgufQ2_0] {
+            let has_small_matrices = model.config().rotation.is_none();
+            if target == Target::GgufQ2_0 && has_small_matrices {
+                let error = convert(&model, target, &out.path().join("never")).unwrap_err();
+                assert!(error.to_string().contains("two layouts"), "{error}");
+                continue;
+            }
             let path = out.path().join(format!("{target}.gguf"));
             convert(&model, target, &path).unwrap();
             let converted = Model::open(&path).unwrap();

@@ -24,7 +24,7 @@ pub struct Arguments {
     /// Real model to copy the shapes of
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(files::shape_names()))]
     shape: String,
-    /// Folder to write; for bonsai shapes, a .gguf file
+    /// Folder to write; a .gguf file for bonsai, bitcpm, maple and embedding shapes
     #[arg(short, long, alias = "out", value_name = "PATH")]
     output: PathBuf,
     /// Transformer layers [default: as many as the real model has]
@@ -41,7 +41,9 @@ pub struct Arguments {
 /// Writes a model and prints a summary.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut shape = files::shape(&arguments.shape).context("the parser allows known names only")?;
-    shape.layer_count = arguments.layers.unwrap_or(shape.layer_count);
+    if let Some(layers) = arguments.layers {
+        shape.set_layer_count(layers);
+    }
     let out = arguments.output.display();
     files::synth(&shape, &arguments.output, arguments.seed)
         .with_context(|| format!("cannot write {out}"))?;

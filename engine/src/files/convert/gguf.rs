@@ -27,6 +27,7 @@ use crate::{
         },
         error::{ModelError, Problem},
         gguf::{
+            container::DEFAULT_ALIGNMENT,
             names,
             write::{self, TensorPlan, matrix_plan, type_id},
         },
@@ -285,6 +286,11 @@ fn plan(model: &Model, vectors: &[Vector], to: Target) -> Result<Vec<TensorPlan>
     for (layer, linear) in linears(config) {
         let (rows, cols) = config.linear_shape(linear);
         if let Some(dtype) = group_type {
+            if dtype == DenseType::Q2_0 && fits_two_layouts(rows, cols) {
+                let why = "it is so small that two layouts of the type fit its bytes";
+                let tensor = model.ternary_name(layer, linear).to_owned();
+                return Err(refuse(tensor, to, Problem::Other(why)));
+            }
             let mut entry = matrix_plan(names::linear_name(layer, linear), rows, cols, dtype);
             if let (Some(experts), true) = (&config.experts, linear.is_of_experts()) {
                 let count = experts.count;
@@ -310,6 +316,14 @@ fn plan(model: &Model, vectors: &[Vector], to: Target) -> Result<Vec<TensorPlan>
         });
     }
     Ok(plan)
+}
+
+/// Returns whether readers cannot tell a matrix of `Q2_0` from one of `PQ2_0` with the same type id: by the bytes up to the next tensor.
+fn fits_two_layouts(rows: usize, cols: usize) -> bool {
+    let [a, b] = [DenseType::Q2_0, DenseType::Pq2_0].map(|dtype| {
+        Some((dtype.row_bytes(cols)? * rows).next_multiple_of(DEFAULT_ALIGNMENT as usize))
+    });
+    a.is_some() && a == b
 }
 
 /// Returns the stored bytes of the embedding or the head.

@@ -14,10 +14,7 @@ pub(crate) mod target;
 
 use std::path::Path;
 
-use super::{
-    error::{ModelError, Problem},
-    model::Model,
-};
+use super::{error::ModelError, model::Model};
 pub use target::{Report, Target};
 
 /// Writes `model` to `out`: a file for the GGUF targets, else a folder.
