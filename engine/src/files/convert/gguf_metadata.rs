@@ -122,8 +122,14 @@ fn hybrid(config: &ModelConfig, architecture: &str) -> Vec<(String, Meta)> {
     ];
     let sizes =
         sizes.into_iter().map(|(key, size)| (format!("{architecture}.{key}"), number(size)));
+    // llama.cpp requires it. Its parts have the same position in texts: text, height and width of a picture.
+    let pairs = config.rotary_dim() / 2;
+    let [height, width] = [(pairs + 1) / 3, pairs / 3];
+    let of_text = pairs - height - width;
+    let sections = [of_text, height, width, 0].map(|pairs| pairs as i32).to_vec();
+    let sections = (format!("{architecture}.rope.dimension_sections"), Meta::I32s(sections));
     let rotation = config.rotation.iter().flat_map(|rotation| rotation::metadata(rotation, config));
-    sizes.chain(rotation).collect()
+    sizes.chain([sections]).chain(rotation).collect()
 }
 
 /// Returns the keys of experts and windows, if the model has them.
