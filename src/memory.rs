@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use tritmill_engine::{
     files::Model,
-    load::{self, EngineOptions, KV_BYTES_DEFAULT, MemoryNeed},
+    load::{self, EngineOptions, MemoryNeed},
 };
 use tritmill_worker::machine::Machine;
 
@@ -52,12 +52,14 @@ impl Budget {
             let least = candidate.need(load::kv_bytes_min(candidate.model, &candidate.options));
             let fits = least.check(budget).context(HELP);
             fits.with_context(|| format!("model {} does not fit", candidate.name))?;
-            let limit = if self.is_given { u64::MAX } else { KV_BYTES_DEFAULT };
+            let usual = load::kv_bytes_default(candidate.model);
+            let limit = if self.is_given { u64::MAX } else { usual };
             let most = candidate.need(limit);
             demands.push(KvDemand {
                 fixed: least.total() - least.kv,
                 least: least.kv,
                 most: most.kv,
+                usual,
             });
         }
         let kv_bytes = share(budget, &demands);
@@ -85,12 +87,13 @@ impl Candidate<'_> {
     }
 }
 
-/// What a model takes in any case, and its least and most KV memory.
+/// What a model takes in any case, and its least, most and usual KV memory.
 #[derive(Debug, Clone, Copy)]
 struct KvDemand {
     fixed: u64,
     least: u64,
     most: u64,
+    usual: u64,
 }
 
 /// Returns the KV memory of each model. Each one fits the budget alone.
@@ -99,7 +102,7 @@ fn share(budget: u64, demands: &[KvDemand]) -> Vec<u64> {
         demands.iter().fold(0u64, |sum, demand| sum.saturating_add(demand.fixed + demand.least));
     let Some(mut left) = budget.checked_sub(together) else {
         let alone = |demand: &KvDemand| {
-            demand.most.min(budget - demand.fixed).min(KV_BYTES_DEFAULT).max(demand.least)
+            demand.most.min(budget - demand.fixed).min(demand.usual).max(demand.least)
         };
         return demands.iter().map(alone).collect();
     };
@@ -123,7 +126,7 @@ mod tests {
     use super::*;
 
     fn demand(fixed: u64, least: u64, most: u64) -> KvDemand {
-        KvDemand { fixed, least, most }
+        KvDemand { fixed, least, most, usual: 1 << 30 }
     }
 
     #[test]

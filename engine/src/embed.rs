@@ -85,7 +85,9 @@ pub fn vectors(engine: &mut Engine, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>,
 /// As [`Tokenizer::encode`](crate::tokenizer::Tokenizer::encode).
 pub fn tokens(model: &Model, text: &str) -> Result<Vec<u32>, TokenizerError> {
     let mut tokens = model.tokenizer().encode(text, true)?;
-    let end = model.config().eos_tokens.first().copied();
-    tokens.extend(end.filter(|end| tokens.last() != Some(end)));
+    let ends = &model.config().eos_tokens;
+    if tokens.last().is_none_or(|last| !ends.contains(last)) {
+        tokens.extend(ends.first());
+    }
     Ok(tokens)
 }

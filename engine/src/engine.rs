@@ -152,7 +152,7 @@ impl Engine {
     }
 
     /// Uses blocks on disk, too: reads those that new prompts begin with, and writes those that several prompts
-    /// use. Engines of one process may share a cache. No effect without the prefix cache.
+    /// use. Engines of one process may share a cache. No effect without the prefix cache, or with recurrent layers.
     ///
     /// Memory for as many blocks as there are on disk is taken now, up to 256 MiB: a prompt that begins like
     /// those of an earlier process need not wait for it. Some virtual machines take a second for 500 MB.
@@ -161,7 +161,13 @@ impl Engine {
     /// If the engine had requests before.
     pub fn use_disk(&mut self, disk: BlockTiers) {
         assert_eq!(self.next_request, 0, "blocks that hold something keep it");
-        if !self.config.prefix_cache || self.config.recurrent {
+        if !self.config.prefix_cache {
+            return;
+        }
+        if self.config.recurrent {
+            tracing::warn!(
+                "blocks on disk are not used: states of recurrent layers are not kept there"
+            );
             return;
         }
         let most = READY_BYTES / self.backend.block_bytes().max(1);

@@ -24,8 +24,11 @@ use crate::{
     text::TokenText,
 };
 
-/// Default limit of KV memory on the processor, in bytes.
-pub const KV_BYTES_DEFAULT: u64 = 1 << 30;
+/// Default limit of KV memory on the processor, in bytes, of models without recurrent layers.
+const KV_BYTES_DEFAULT: u64 = 1 << 30;
+/// States of recurrent layers that half of the KV memory has room for by default: a step with a few sequences takes hardly longer than
+/// with one.
+const STATES_DEFAULT: u64 = 16;
 /// Most states of recurrent layers that are kept where prefixes end.
 const KEPT_STATES_MAX: usize = 64;
 /// Most states of recurrent layers that may be after drafts in a step.
@@ -159,7 +162,7 @@ impl EngineOptions {
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
         let states = (self.all_states(model) * state_bytes(model)) as u64;
-        let bytes = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT).saturating_sub(states);
+        let bytes = self.kv_bytes(model).saturating_sub(states);
         self.blocks_within(model, bytes, block_bytes)
     }
 
@@ -197,8 +200,13 @@ impl EngineOptions {
         }
     }
 
+    /// Returns the memory of the KV cache on the processor, with the default resolved.
+    fn kv_bytes(&self, model: &Model) -> u64 {
+        self.kv_bytes.unwrap_or_else(|| kv_bytes_default(model))
+    }
+
     fn fitting_states(&self, model: &Model) -> usize {
-        let half = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT) / 2;
+        let half = self.kv_bytes(model) / 2;
         half.checked_div(state_bytes(model) as u64).map_or(usize::MAX, |count| count as usize)
     }
 
@@ -218,6 +226,11 @@ impl EngineOptions {
         let affordable = bytes / block_bytes.max(1) as u64;
         wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(1)
     }
+}
+
+/// Returns the default limit of a model's KV memory on the processor, in bytes.
+pub fn kv_bytes_default(model: &Model) -> u64 {
+    KV_BYTES_DEFAULT.max(2 * STATES_DEFAULT * state_bytes(model) as u64)
 }
 
 /// Returns the bytes of a sequence's state in the recurrent layers of a model.
@@ -294,6 +307,12 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     let (max_sequences, slots) = (options.slots(model), options.all_states(model));
     let backend = load(model, options, slots, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
+    if model.config().delta_net.is_some()
+        && options.draft_tokens > 0
+        && options.spare_states(model) == 0
+    {
+        tracing::warn!("no drafts: the KV memory has no room for the states after them");
+    }
     let EngineOptions { step_target, wait_limit, .. } = *options;
     let draft_tokens = if embeds { 0 } else { options.draft_tokens };
     let config = EngineConfig {

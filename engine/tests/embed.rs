@@ -225,6 +225,25 @@ fn folders_give_the_vectors_of_the_reference() {
         let refused = Model::open(folder.path()).unwrap_err().to_string();
         assert!(refused.contains("pooling_mode_"), "{refused}");
         pooling(false);
+        let modules = |kind: &str| {
+            let json = json!([
+                { "idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer" },
+                { "idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling" },
+                { "idx": 2, "name": "2", "path": "2", "type": format!("sentence_transformers.models.{kind}") },
+            ]);
+            fs::write(folder.path().join("modules.json"), json.to_string()).unwrap();
+        };
+        modules("Dense");
+        let refused = Model::open(folder.path()).unwrap_err().to_string();
+        assert!(refused.contains("modules.type") && refused.contains("Dense"), "{refused}");
+        modules("Normalize");
+        // The end token of texts is not that of conversations.
+        let config = folder.path().join("tokenizer_config.json");
+        let json = fs::read_to_string(&config).unwrap();
+        let json =
+            json.replace("\"eos_token\": \"<|endoftext|>\"", "\"eos_token\": \"<|im_end|>\"");
+        assert!(json.contains("im_end"));
+        fs::write(&config, json).unwrap();
         let model = Arc::new(Model::open(folder.path()).unwrap());
         assert!(model.config().pooling.is_some() && model.config().linear_norm_eps.is_some());
         for layer in 0..model.config().layer_count {

@@ -160,6 +160,7 @@ fn a_folder_is_the_same_model() {
         ("use_qk_norm", json!(false)),
         ("hidden_act", json!("gelu")),
         ("use_bias", json!(true)),
+        ("use_sliding_window", json!(false)),
         ("router_dtype", json!("bf16")),
         ("num_experts_per_tok", json!(9)),
         ("layer_types", json!(["full_attention"])),

@@ -150,6 +150,15 @@ fn prompts_that_begin_alike_are_computed_once() {
     // The first one computes the four blocks that all have, and keeps the state there.
     let cached: Vec<usize> = together.iter().map(|(_, cached)| *cached).collect();
     assert_eq!(cached, [0, 64, 64, 64, 64, 64, 64, 64]);
+    // Of prompts that are longer than a step, too, the others wait for the state.
+    let long: Vec<u32> = (0..700).map(|i| 3 + i * 7 % 400).collect();
+    let beyond = (0..3).map(|tail| {
+        let prompt = [&long[..], &[tail; 9]].concat();
+        Request { prompt, sampling: sampling.clone(), ..Request::default() }
+    });
+    let beyond = beyond.collect::<Vec<_>>();
+    let cached: Vec<usize> = answers(&mut engine, &beyond).iter().map(|(_, c)| *c).collect();
+    assert_eq!(cached, [0, 688, 688]);
     // A text that continues a prompt goes on after its last whole block.
     let longer = [request(7, 40)];
     let [(tokens, cached)] = &answers(&mut engine, &longer)[..] else { panic!("one answer") };

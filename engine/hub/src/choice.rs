@@ -19,12 +19,13 @@ const WEIGHTS: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 const CONFIG: &str = "config.json";
 /// Files of a safetensors model besides config and weights, where they exist.
-const TEXTS: [&str; 11] = [
+const TEXTS: [&str; 12] = [
     "1_Pooling/config.json",
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
     "merges.txt",
+    "modules.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer.model",

@@ -79,7 +79,7 @@ impl TernaryMatrix {
     }
 
     /// Divides groups of twice the size; those without trits other than 0 have the scale 0.
-    fn divide_groups(&mut self, size: Option<usize>) {
+    pub(crate) fn divide_groups(&mut self, size: Option<usize>) {
         let Some(groups) = self.groups.as_mut().filter(|groups| Some(groups.size) != size) else {
             return;
         };

@@ -1,8 +1,8 @@
 //! States of recurrent layers that are kept where prefixes end.
 //!
 //! Recurrent layers cannot begin in the middle of a text without the state there, so a prefix is only reused up to a kept state. A
-//! state has the name of the last block before it. Scheduler and backend number slots alike: those of running sequences come first,
-//! then those of this cache.
+//! state has the name of the last block before it. Scheduler and backend number slots alike: first as many as sequences may run, then
+//! those of this cache, then spare ones for states after drafts.
 //!
 //! The state that was used last longest ago makes room for a new one; those that waiting sequences need go last.
 
@@ -87,7 +87,7 @@ impl StateCache {
 
 #[cfg(test)]
 impl StateCache {
-    /// Checks that every slot is free, or has a state, or is reserved; returns the number of those in use.
+    /// Checks that every slot is free, or has a state, or is reserved.
     pub(crate) fn audit(&self, reserved: impl Iterator<Item = u32>, first: u32, count: usize) {
         let kept = self.entries.values().map(|entry| entry.slot);
         let mut all: Vec<u32> = kept.chain(self.free.iter().copied()).chain(reserved).collect();

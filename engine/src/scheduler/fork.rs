@@ -90,6 +90,7 @@ impl Scheduler {
             pending: self.pending.clone(),
             running: self.running.clone(),
             computing: HashSet::new(),
+            keeping: HashSet::new(),
             decoded_last: self.decoded_last,
             credits: self.credits,
             counters: Counters::default(),

@@ -9,7 +9,8 @@
 //!
 //! A step is filled in this order, until its token budget, or the caller's limit of prefill, is used:
 //!
-//! 1. one token for every decoding sequence, or for as many as the caller's limit of decodes says;
+//! 1. one token for every decoding sequence, or for as many as the caller's limit of decodes says, with its drafts; with recurrent
+//!    layers also the accepted drafts of a step in which others were not;
 //! 2. chunks of prefilling and then of newly admitted sequences of the highest priority; other prefilling sequences
 //!    have one block's tokens in such a step, which is therefore short;
 //! 3. chunks of other sequences that are already prefilling;
@@ -17,8 +18,9 @@
 //!
 //! A sequence whose next block this step computes for another one is admitted when that is done, and then has it.
 //!
-//! With recurrent layers a sequence goes on from the last kept state of its cached blocks. States are kept behind the blocks that
-//! other sequences have or wait for, and behind the last whole block of a prompt, which a text that continues it begins with.
+//! With recurrent layers a sequence goes on from the last kept state of its cached blocks, and waits for one that a running sequence is
+//! about to keep. States are kept behind the longest run of blocks that another sequence had or waits for, and behind the last whole
+//! block of a prompt, which a text that continues it begins with.
 //! A step with drafts keeps the state before them: if one is not accepted, the accepted ones are computed again with the next step.
 //!
 //! A sequence is admitted only if the blocks for all its tokens are available. For one of the highest priority
@@ -107,6 +109,8 @@ pub struct Scheduler {
     running: BTreeSet<SequenceId>,
     /// Full blocks that the prefill chunks of the plan compute.
     computing: HashSet<BlockHash>,
+    /// The last blocks before states that running sequences are about to keep.
+    keeping: HashSet<BlockHash>,
     /// The last sequence that decoded in a step with a limit of decodes.
     decoded_last: Option<SequenceId>,
     /// Admissions left to each priority in this round.
@@ -146,6 +150,7 @@ impl Scheduler {
             pending: BTreeSet::new(),
             running: BTreeSet::new(),
             computing: HashSet::new(),
+            keeping: HashSet::new(),
             decoded_last: None,
             credits: [0; 3],
             counters: Counters::default(),

@@ -35,10 +35,12 @@ impl Scheduler {
     ) {
         plan.clear();
         self.computing.clear();
+        self.keeping.clear();
         self.states.begin_step();
         for id in &self.running {
             if let Some(sequence) = self.sequences.get_mut(id) {
                 self.spare_slots.extend(sequence.settle_trial());
+                self.keeping.extend(sequence.hashes_to_keep());
             }
         }
         let (most, mut budget) = (limits.decodes.unwrap_or(usize::MAX), self.limits.token_budget);
@@ -130,17 +132,22 @@ impl Scheduler {
         self.pending.extend(postponed);
     }
 
-    /// Returns whether this step computes the next block of a pending sequence for another one. The sequence waits for
-    /// it, unless it is of the highest priority.
+    /// Returns whether this step computes the next block of a pending sequence for another one, or a running sequence is about to keep a
+    /// state that it could begin with. The sequence waits for it, unless it is of the highest priority.
     fn is_computing_prefix_of(&mut self, id: SequenceId, cache: &BlockCache) -> bool {
-        if self.computing.is_empty() || id.priority == Priority::High {
+        if (self.computing.is_empty() && self.keeping.is_empty()) || id.priority == Priority::High {
             return false;
         }
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         let cached = sequence.full_blocks().iter().map_while(|hash| cache.peek(hash)).count();
         let found = self.with_state(id, cached);
-        let next = self.sequences[&id].hashes.get(found);
+        let sequence = &self.sequences[&id];
+        // The state behind the last token's block is too late.
+        let usable = ((sequence.tokens.len() - 1) / BLOCK_TOKENS).min(sequence.hashes.len());
+        let mut ahead = sequence.hashes[found.min(usable)..usable].iter();
+        let next = sequence.hashes.get(found);
         next.is_some_and(|next| self.computing.contains(next))
+            || ahead.any(|hash| self.keeping.contains(hash))
     }
 
     /// Returns how many of a sequence's leading cached blocks it can go on after: with recurrent layers those up to a kept state, and
@@ -207,7 +214,8 @@ impl Scheduler {
                 }
             }
         }
-        let may_draft = decodes && end == length && (!self.limits.recurrent || self.has_spare(id));
+        let has_spare = !self.limits.recurrent || !self.spare_slots.is_empty();
+        let may_draft = decodes && end == length && has_spare;
         let drafts = if may_draft { self.add_drafts(id, filling) } else { 0 };
         let (end, length) = (end + drafts, length + drafts);
         filling.budget -= end - start;
@@ -237,11 +245,6 @@ impl Scheduler {
             drafts,
             has_next,
         });
-    }
-
-    /// Returns whether the state after drafts of a sequence has a slot. One that begins with a kept state has none yet itself.
-    fn has_spare(&self, id: SequenceId) -> bool {
-        !self.spare_slots.is_empty() && self.sequences[&id].begins_with.is_none()
     }
 
     /// Reserves slots for the states that a sequence is to keep within these positions.
@@ -367,6 +370,7 @@ impl Scheduler {
             let expected = sequence.hashes.iter().take_while(|hash| cache.is_expected(hash));
             let shared = cached.max(expected.count());
             sequence.keep_states(found, shared);
+            self.keeping.extend(sequence.hashes_to_keep());
         }
         self.pending.remove(&id);
         self.running.insert(id);

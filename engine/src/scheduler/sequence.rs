@@ -175,6 +175,12 @@ impl Sequence {
         self.keep_after.extend((last > found.max(shared)).then(|| of(last, false)));
     }
 
+    /// Returns the last blocks before the states that it is to keep.
+    pub fn hashes_to_keep(&self) -> impl Iterator<Item = BlockHash> {
+        let positions = self.keep_after.iter().map(|kept| kept.position);
+        positions.map(|position| self.hashes[position / BLOCK_TOKENS - 1])
+    }
+
     /// Forgets the states of recurrent layers that it has or is to keep, and returns the reserved slots.
     pub fn drop_states(&mut self, states: &mut StateCache, spare: &mut Vec<u32>) {
         self.begins_with = None;
@@ -205,7 +211,6 @@ impl Sequence {
             return self.slot.replace(slot);
         }
         self.computed = first;
-        self.named = self.named.min(first / BLOCK_TOKENS);
         Some(slot)
     }
 

@@ -36,13 +36,13 @@ pub(super) struct States {
 }
 
 impl States {
-    /// Takes memory for so many sequences; none for models without recurrent layers. The system gives it when it is written to.
+    /// Takes memory for so many states, of running sequences and others; none for models without recurrent layers. The system gives it when it is written to.
     pub fn new(config: &ModelConfig, slots: usize) -> Self {
         let of_slot = config.state_len();
         Self { memory: vec![0.0; slots * of_slot], slots, of_slot }
     }
 
-    /// Returns the number of sequences that may have a state.
+    /// Returns the number of states that there is room for.
     pub fn slots(&self) -> usize {
         self.slots
     }
@@ -90,8 +90,13 @@ impl Layer<'_> {
         let state = unsafe { self.of_slot(own, range.clone()) };
         match from {
             _ if position == 0 => state.fill(0.0),
-            // SAFETY: as above.
-            Some(from) => state.copy_from_slice(unsafe { self.of_slot(from, range) }),
+            Some(from) => {
+                let start = from as usize * self.of_slot + self.place;
+                // SAFETY: other chunks may read the slot, too, but only this one may write it, and does so after this.
+                state.copy_from_slice(unsafe {
+                    self.states.read(start + range.start..start + range.end)
+                });
+            }
             None => {}
         }
         state
@@ -274,7 +279,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let heads = 2 * delta.key_heads + delta.value_heads;
         let out = Disjoint::new(convolved);
         self.pool.run(chunks.len() * heads, &|task| {
-            // SAFETY: each task has another head of a chunk, and chunks have different rows and slots.
+            // SAFETY: each task has another head of a chunk, and chunks write different rows and slots.
             unsafe { layer.convolve((task / heads, task % heads), inputs, out) };
         });
         let out = Disjoint::new(attended);

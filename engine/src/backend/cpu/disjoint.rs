@@ -34,6 +34,16 @@ impl<'a, T> Disjoint<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
     }
 
+    /// Returns the part `range` for reading. Panics when it is outside the buffer.
+    ///
+    /// # Safety
+    /// While the returned slice lives, no overlapping part may be taken for writing.
+    pub unsafe fn read(&self, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: in bounds by the assertion; the caller guarantees that nothing writes the part.
+        unsafe { std::slice::from_raw_parts(self.data.add(range.start), range.len()) }
+    }
+
     /// Returns the buffer without its first elements. Panics when it has fewer.
     pub fn after(&self, start: usize) -> Self {
         assert!(start <= self.len);

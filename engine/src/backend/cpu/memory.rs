@@ -9,7 +9,10 @@ use super::{
 };
 use crate::{
     config::{Experts, ModelConfig},
-    files::Model,
+    files::{
+        Model,
+        roles::{layer_tensor_shape, layer_tensors},
+    },
     formats::{Format, PackedMatrix},
     kernels::{Activations, Digits, GroupShape},
 };
@@ -30,13 +33,17 @@ pub struct StepSize {
     pub activations: Digits,
 }
 
-/// Returns the bytes of the packed matrices, and of the head with its copies.
+/// Returns the bytes of the packed matrices, of the dense tensors of layers, and of the head with its copies.
 pub fn weight_bytes(model: &Model, format: Format, head: HeadMode) -> usize {
     let config = model.config();
     let layers = shapes(config)
         .map(|(rows, cols)| PackedMatrix::size_for(format, rows, cols, group_of(config, cols)));
     let head_group = group_of(config, model.head().cols);
-    layers.sum::<usize>() + Head::size_for(model, format, head, head_group)
+    let dense = layer_tensors(config).map(|(_, tensor)| {
+        let (rows, cols) = layer_tensor_shape(config, tensor);
+        size_of::<f32>() * rows * cols
+    });
+    layers.sum::<usize>() + dense.sum::<usize>() + Head::size_for(model, format, head, head_group)
 }
 
 /// Returns the size of the groups with scales. Of groups of 64, it assumes that they pair up: where they do not, their

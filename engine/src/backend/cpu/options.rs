@@ -82,7 +82,7 @@ pub struct CpuOptions {
     pub activations: Option<Digits>,
     /// KV blocks (of 16 positions) in the pool.
     pub block_count: usize,
-    /// Sequences that may have a state at once, of models with recurrent layers.
+    /// States that there is room for, of running sequences and others, of models with recurrent layers.
     pub slots: usize,
     /// Whether packed weights are read from the file beside the model, and kept there.
     pub packed_cache: bool,

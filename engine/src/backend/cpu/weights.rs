@@ -59,6 +59,15 @@ impl Layer {
         self.linears.iter().find(|(of, _)| *of == linear).map(|(_, found)| found)
     }
 
+    /// Returns the bytes of the dense tensors besides norms and biases.
+    fn dense_bytes(&self) -> usize {
+        let delta = self.delta.iter().flat_map(|delta| {
+            let DeltaWeights { decay, decay_bias, convolution, dense_rates, .. } = delta;
+            [decay, decay_bias, convolution].into_iter().chain(dense_rates.iter().flatten())
+        });
+        delta.chain(&self.router).map(|tensor| size_of_val(&tensor[..])).sum()
+    }
+
     /// Returns all linears of the layer.
     pub fn all(&self) -> impl Iterator<Item = (Linear, &TernaryLinear)> {
         self.linears.iter().map(|(of, linear)| (*of, linear))
@@ -187,9 +196,10 @@ impl Weights {
         self.model.config()
     }
 
-    /// Returns the memory in bytes: the packed matrices and the head with its copies.
+    /// Returns the memory in bytes: the packed matrices, the dense tensors of layers, and the head with its copies.
     pub fn size_bytes(&self) -> usize {
-        self.packed_bytes() + self.head.size_bytes()
+        let dense: usize = self.layers.iter().map(Layer::dense_bytes).sum();
+        self.packed_bytes() + dense + self.head.size_bytes()
     }
 
     /// Returns the number of bytes that a decode step of one token reads: the packed matrices, of experts those that a token
@@ -222,8 +232,35 @@ fn load_layer(model: &Model, format: Format, layer: usize) -> Result<Layer, Mode
         Ok((linear, linear_with(model, (layer, linear), matrix, ternary.scale)?))
     };
     let linears = model.config().linears(layer).iter().map(linear);
-    let linears = linears.collect::<Result<_, ModelError>>()?;
+    let mut linears = linears.collect::<Result<Vec<_>, ModelError>>()?;
+    share_groups_of_experts(model, (format, layer), &mut linears)?;
     layer_with(model, layer, linears)
+}
+
+/// Gives the gates and the other inputs of experts groups of the same size, since they read the same activations: by their scales the
+/// pairs of one may join, and not those of the other.
+fn share_groups_of_experts(
+    model: &Model,
+    (format, layer): (Format, usize),
+    linears: &mut [(Linear, TernaryLinear)],
+) -> Result<(), ModelError> {
+    let inputs =
+        |(of, _): &(Linear, TernaryLinear)| matches!(of, Linear::ExpertGate | Linear::ExpertUp);
+    let groups = |linears: &[(Linear, TernaryLinear)]| {
+        let of_inputs = linears.iter().filter(|linear| inputs(linear));
+        of_inputs.filter_map(|(_, linear)| linear.matrix.group()).min()
+    };
+    let least = groups(linears);
+    for entry in linears.iter_mut().filter(|linear| inputs(linear)) {
+        let (linear, packed) = entry;
+        if packed.matrix.group() != least {
+            let mut ternary = model.ternary(layer, *linear)?;
+            ternary.divide_groups(least);
+            packed.matrix = PackedMatrix::pack_matrix(format, &ternary)
+                .expect("the reader returns trits of the stated shape");
+        }
+    }
+    Ok(())
 }
 
 /// Returns a linear of this matrix, with the norm and the bias of the model.

@@ -81,7 +81,16 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
 }
 
 fn family(config: &ModelConfig, to: Target) -> Result<&'static str, ModelError> {
+    if config.qk_norm && config.activation != Activation::Silu {
+        let problem = Problem::Other("the architecture has no squared ReLU");
+        let first = config.linears(0)[0];
+        return Err(refuse(hugging_face::names::linear_name(0, first), to, problem));
+    }
     if config.experts.is_some() {
+        if config.tied_head {
+            let problem = Problem::Other("the architecture has a head of its own");
+            return Err(refuse("lm_head.weight".to_owned(), to, problem));
+        }
         return Ok("maple");
     }
     if config.qk_norm {

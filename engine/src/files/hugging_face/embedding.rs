@@ -2,8 +2,6 @@
 //! weights that are quantized at load, a norm in front of each linear, and no head. Their configuration is that of a plain Qwen3, so
 //! they are known by their tensors.
 
-use std::collections::HashMap;
-
 use serde_json::{Map, Value};
 
 use super::{
@@ -13,11 +11,16 @@ use super::{
 use crate::{
     config::Pooling,
     files::{error::ModelError, tokenizer::json},
-    tokenizer::TokenizerConfig,
+    tokenizer::{Tokenizer, TokenizerConfig},
 };
 
 /// What says how a text becomes a vector, as sentence-transformers writes it.
 pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
+
+/// What sentence-transformers runs.
+pub(super) const MODULES_FILE: &str = "modules.json";
+/// The end token of the published models. Their configuration may name that of conversations.
+const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Returns the settings of an embedding model, if the tensors are those of one.
 ///
@@ -66,25 +69,46 @@ pub(super) fn tensor_name(name: String) -> String {
     if has_no_prefix { format!("model.{name}") } else { name }
 }
 
-/// Returns a `tokenizer.json` that puts the end token after a text, which the vector is of.
+/// Returns a `tokenizer.json` that puts the end token after a text, which the vector is of: `<|endoftext|>` if there is one.
 ///
 /// # Errors
-/// If the file is malformed, or no end token is named.
+/// If the file is malformed, or no end token is known.
 pub(super) fn with_end_token(
-    tokenizer: &[u8],
+    file: &[u8],
+    tokenizer: &Tokenizer,
     special: &TokenizerConfig,
 ) -> Result<Vec<u8>, ModelError> {
     let malformed = |source| ModelError::Json { file: "tokenizer.json".to_owned(), source };
-    let mut root: HashMap<String, Value> = serde_json::from_slice(tokenizer).map_err(malformed)?;
-    if root.get("post_processor").is_some_and(|of| of["type"] == "TemplateProcessing") {
-        return Ok(tokenizer.to_vec());
-    }
+    let mut root: Map<String, Value> = serde_json::from_slice(file).map_err(malformed)?;
+    let named = [Some(END_OF_TEXT), special.special_token("eos_token")];
+    let mut known =
+        named.into_iter().flatten().filter_map(|name| Some((tokenizer.token_id(name)?, name)));
     let missing = || ModelError::MissingKey { key: "tokenizer_config.eos_token".to_owned() };
-    let end = special.special_token("eos_token").ok_or_else(missing)?;
-    let added = root.get("added_tokens").and_then(Value::as_array);
-    let of_end = |token: &&Value| token["content"] == *end;
-    let id = added.and_then(|tokens| tokens.iter().find(of_end)?["id"].as_u64());
-    let id = id.and_then(|id| u32::try_from(id).ok()).ok_or_else(missing)?;
-    root.insert("post_processor".to_owned(), json::post_processor(None, Some((id, end))));
+    let end = known.next().ok_or_else(missing)?;
+    root.insert("post_processor".to_owned(), json::post_processor(None, Some(end)));
     serde_json::to_vec(&root).map_err(malformed)
+}
+
+/// Refuses modules that sentence-transformers runs and that are not computed.
+///
+/// # Errors
+/// Names the first such module.
+pub(super) fn refuse_modules(file: Option<&[u8]>) -> Result<(), ModelError> {
+    let Some(file) = file else { return Ok(()) };
+    let modules: Vec<Map<String, Value>> = serde_json::from_slice(file)
+        .map_err(|source| ModelError::Json { file: MODULES_FILE.to_owned(), source })?;
+    for map in &modules {
+        let keys = Keys { map, prefix: "modules." };
+        let kind = keys.required_text("type")?;
+        let path = keys.text("path")?.unwrap_or_default();
+        match kind.rsplit('.').next() {
+            Some("Transformer" | "Normalize") => {}
+            Some("Pooling") if path == "1_Pooling" => {}
+            Some("Pooling") => {
+                return Err(keys.unsupported("path", "a pooling in another folder than 1_Pooling"));
+            }
+            _ => return Err(keys.unsupported("type", "modules after the model's last layer")),
+        }
+    }
+    Ok(())
 }

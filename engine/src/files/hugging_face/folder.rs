@@ -64,6 +64,8 @@ struct Folder<'a> {
     chat_template: Option<String>,
     /// [`embedding::POOLING_FILE`]
     pooling: Option<Vec<u8>>,
+    /// [`embedding::MODULES_FILE`]
+    modules: Option<Vec<u8>>,
     shards: Vec<(String, Bytes)>,
 }
 
@@ -93,6 +95,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
         generation_config: small("generation_config.json")?.map(Cow::from),
         chat_template,
         pooling: small(embedding::POOLING_FILE)?,
+        modules: small(embedding::MODULES_FILE)?,
         shards: open_shards(path)?,
     };
     assemble(&folder_name(path), folder)
@@ -108,6 +111,7 @@ pub(crate) fn open_embedded(name: &str, files: EmbeddedFolder) -> Result<Parts, 
         generation_config: files.generation_config.map(Cow::from),
         chat_template: None,
         pooling: None,
+        modules: None,
         shards: vec![("model.safetensors".to_owned(), Bytes::Static(files.weights))],
     };
     assemble(name, folder)
@@ -241,11 +245,14 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     }
     let (tokenizer_config, map) = (&folder.tokenizer_config, &folder.special_tokens_map);
     let special = TokenizerConfig::parse(tokenizer_config.as_deref(), map.as_deref())?;
-    let mut tokenizer_json = folder.tokenizer;
+    let mut tokenizer = Tokenizer::with_config(&folder.tokenizer, &special)?;
     if model.pooling.is_some() {
-        tokenizer_json = embedding::with_end_token(&tokenizer_json, &special)?.into();
+        embedding::refuse_modules(folder.modules.as_deref())?;
+        if tokenizer.encode("", true)?.is_empty() {
+            let json = embedding::with_end_token(&folder.tokenizer, &tokenizer, &special)?;
+            tokenizer = Tokenizer::with_config(&json, &special)?;
+        }
     }
-    let tokenizer = Tokenizer::with_config(&tokenizer_json, &special)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
     if matches!(&*model.architecture, "qwen3" | "qwen35" | "maple") && !has_end_tokens {
         // As GGUF files of the same model: their format has one key for these tokens.

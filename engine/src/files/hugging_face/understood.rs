@@ -134,8 +134,9 @@ pub(super) fn refuse_keys(keys: &Keys<'_>, family: Family) -> Result<(), ModelEr
     if keys.get("sliding_window").is_some() && !window_off && !has_windows {
         return Err(keys.unsupported("sliding_window", "windowed attention"));
     }
-    if keys.get("use_sliding_window") == Some(&Value::Bool(true)) {
-        return Err(keys.unsupported("use_sliding_window", "windowed attention"));
+    if keys.get("use_sliding_window") == Some(&Value::Bool(!has_windows)) {
+        let why = if has_windows { "attention without windows" } else { "windowed attention" };
+        return Err(keys.unsupported("use_sliding_window", why));
     }
     if let Some(types) =
         keys.get("layer_types").filter(|_| family != Family::Qwen35 && !has_windows)
