@@ -22,7 +22,7 @@ mod needs;
 mod open;
 mod partial;
 mod parts;
-mod roles;
+pub(crate) mod roles;
 mod synth;
 mod tokenizer;
 mod value_heads;
