@@ -224,6 +224,10 @@ fn folders_give_the_vectors_of_the_reference() {
         pooling(true);
         let refused = Model::open(folder.path()).unwrap_err().to_string();
         assert!(refused.contains("pooling_mode_"), "{refused}");
+        let newer = json!({ "embedding_dimension": 256, "pooling_mode": "mean" });
+        fs::write(folder.path().join("1_Pooling/config.json"), newer.to_string()).unwrap();
+        let refused = Model::open(folder.path()).unwrap_err().to_string();
+        assert!(refused.contains("pooling_mode = \"mean\""), "{refused}");
         pooling(false);
         let modules = |kind: &str| {
             let json = json!([

@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
@@ -159,6 +159,10 @@ fn a_folder_is_the_same_model() {
         ("nope_on_global_attention", json!(false)),
         ("use_qk_norm", json!(false)),
         ("hidden_act", json!("gelu")),
+        ("hidden_act", json!("relu2")),
+        ("scoring_func", json!("sigmoid")),
+        ("tie_word_embeddings", json!(true)),
+        ("is_causal", json!(false)),
         ("use_bias", json!(true)),
         ("use_sliding_window", json!(false)),
         ("router_dtype", json!("bf16")),
@@ -180,6 +184,21 @@ fn what_is_not_there_is_refused_by_name() {
     let on_gpu = EngineOptions { device: DeviceChoice::Cuda(0), ..EngineOptions::default() };
     let refused = load::engine(&model, &on_gpu).err().unwrap();
     assert!(matches!(refused, LoadError::ExpertsOnGpu { .. }), "{refused}");
+}
+
+#[test]
+fn gates_and_other_inputs_may_have_groups_of_different_sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("q2_0.gguf");
+    convert(&open_shared(FILES[1]), Target::GgufQ2_0, &path).unwrap();
+    let mut file = RawGguf::read(&path);
+    // The first scale, doubled: the pairs of this matrix cannot be joined any more.
+    file.tensor("blk.0.ffn_gate_exps.weight").data[1] += 4;
+    let model = Arc::new(Model::open_gguf_bytes("groups", file.bytes(32)).unwrap());
+    let size = |linear| model.ternary(0, linear).unwrap().groups.unwrap().size;
+    assert_eq!([Linear::ExpertGate, Linear::ExpertUp].map(size), [64, 128]);
+    let tokens = &prompts_of(FILES[1])[2].ids;
+    check_bits(&model, KvType::F32, &[&tokens[..], tokens].concat(), tokens);
 }
 
 #[test]

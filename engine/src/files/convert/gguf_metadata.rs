@@ -172,7 +172,8 @@ fn tokenizer_metadata(
     };
     metadata.extend([
         ("tokenizer.ggml.add_bos_token", Meta::Bool(add_bos)),
-        ("tokenizer.ggml.add_eos_token", Meta::Bool(add_eos)),
+        // The vector of a text is that of the end token.
+        ("tokenizer.ggml.add_eos_token", Meta::Bool(add_eos || config.pooling.is_some())),
         (names::EOS_TOKENS_KEY, Meta::U32s(config.eos_tokens.clone())),
     ]);
     metadata.extend(config.bos_token.map(|id| ("tokenizer.ggml.bos_token_id", Meta::U32(id))));

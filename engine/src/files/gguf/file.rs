@@ -34,6 +34,9 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
     let tokens = tokenizer::read(&file, &gguf, &config)?;
     tokens.tokenizer.check_vocab_size(config.vocab_size)?;
     config.eos_tokens = tokens.eos_tokens;
+    if config.pooling.is_some() && config.eos_tokens.is_empty() {
+        return Err(ModelError::MissingKey { key: "tokenizer.ggml.eos_token_id".to_owned() });
+    }
 
     let mut finder = Finder::new(&gguf, &bytes, architecture);
     if architecture == Architecture::Llama {

@@ -48,7 +48,7 @@ pub(super) fn experts(
         );
     }
     let bound = |value| match value {
-        Value::Float(bound) if bound > 0.0 && bound <= f64::from(f32::MAX) => Some(bound as f32),
+        Value::Float(bound) => Some(bound as f32).filter(|bound| *bound > 0.0 && bound.is_finite()),
         _ => None,
     };
     let clamp = match keys.array(BOUNDS)? {

@@ -50,6 +50,7 @@ fn pooling(file: Option<&[u8]>) -> Result<Pooling, ModelError> {
     let map: Map<String, Value> = serde_json::from_slice(file)
         .map_err(|source| ModelError::Json { file: POOLING_FILE.to_owned(), source })?;
     const LAST: &str = "pooling_mode_lasttoken";
+    const NAME: &str = "pooling_mode";
     let keys = Keys { map: &map, prefix: "1_Pooling." };
     let others = map.keys().filter(|key| key.starts_with("pooling_mode_") && *key != LAST);
     for key in others {
@@ -57,7 +58,12 @@ fn pooling(file: Option<&[u8]>) -> Result<Pooling, ModelError> {
             return Err(keys.unsupported(key, "vectors of texts other than the last token's"));
         }
     }
-    match keys.flag(LAST)? {
+    // Newer versions of sentence-transformers name the kind.
+    let named = keys.text(NAME)?;
+    if named.is_some_and(|name| name != "lasttoken") {
+        return Err(keys.unsupported(NAME, "vectors of texts other than the last token's"));
+    }
+    match keys.flag(LAST)?.or(named.map(|_| true)) {
         Some(true) => Ok(Pooling::LastToken),
         _ => Err(keys.unsupported(LAST, "vectors of texts other than the last token's")),
     }

@@ -71,6 +71,17 @@ pub(super) fn experts(
     if keys.text("router_dtype")?.is_some_and(|dtype| !matches!(dtype, "fp32" | "float32")) {
         return Err(keys.unsupported("router_dtype", "a router in another type than float32"));
     }
+    for (key, value, why) in [
+        ("scoring_func", "softmax", "a router without softmax"),
+        ("hidden_act", "silu", "experts with another gate"),
+    ] {
+        if keys.text(key)?.is_some_and(|text| text != value) {
+            return Err(keys.unsupported(key, why));
+        }
+    }
+    if keys.flag("tie_word_embeddings")? == Some(true) {
+        return Err(keys.unsupported("tie_word_embeddings", "a head that is the embedding"));
+    }
     let count = keys.required_size("num_experts", u64::from(u16::MAX))?;
     let used = keys.required_size("num_experts_per_tok", count as u64)?;
     let width = keys.required_size("moe_intermediate_size", WIDTH_MAX)?;

@@ -19,6 +19,7 @@ const CHANGING_FILES: [&str; 2] = ["hadamard_packing.json", "hadamard.json"];
 #[derive(Clone, Copy)]
 enum Neutral {
     False,
+    True,
     One,
     Zero,
     Nothing,
@@ -40,6 +41,10 @@ const UNSUPPORTED_KEYS: &[(&str, Neutral, &str)] = &[
     ("n_routed_experts", Neutral::Zero, "mixture of experts"),
     ("num_experts_per_tok", Neutral::Zero, "mixture of experts"),
     ("n_group", Neutral::One, "groups of experts"),
+    ("is_causal", Neutral::True, "attention to later positions"),
+    ("causal", Neutral::True, "attention to later positions"),
+    ("use_rope", Neutral::True, "layers without RoPE"),
+    ("scale_attn_weights", Neutral::True, "a different attention scale"),
     ("attention_multiplier", Neutral::Nothing, "a different attention scale"),
     ("attention_in_multiplier", Neutral::One, "scaled activations"),
     ("attention_out_multiplier", Neutral::One, "scaled activations"),
@@ -121,6 +126,7 @@ pub(super) fn refuse_keys(keys: &Keys<'_>, family: Family) -> Result<(), ModelEr
         }
         let fine = match harmless {
             Neutral::False => value == &Value::Bool(false),
+            Neutral::True => value == &Value::Bool(true),
             Neutral::One => value.as_f64() == Some(1.0),
             Neutral::Zero => value.as_f64() == Some(0.0),
             Neutral::Nothing => false,
