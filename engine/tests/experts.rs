@@ -193,7 +193,7 @@ fn gates_and_other_inputs_may_have_groups_of_different_sizes() {
     convert(&open_shared(FILES[1]), Target::GgufQ2_0, &path).unwrap();
     let mut file = RawGguf::read(&path);
     // The first scale, doubled: the pairs of this matrix cannot be joined any more.
-    file.tensor("blk.0.ffn_gate_exps.weight").data[1] += 4;
+    file.tensor("blk.0.ffn_gate_exps.weight").bytes[1] += 4;
     let model = Arc::new(Model::open_gguf_bytes("groups", file.bytes(32)).unwrap());
     let size = |linear| model.ternary(0, linear).unwrap().groups.unwrap().size;
     assert_eq!([Linear::ExpertGate, Linear::ExpertUp].map(size), [64, 128]);
