@@ -12,7 +12,7 @@ use serde_json::Value;
 /// Longest Rust file, in lines.
 const LINES_MAX: usize = 600;
 /// Largest file, in bytes: the weights of the demo model.
-const FILE_BYTES_MAX: u64 = 2_000_000;
+const FILE_BYTES_MAX: u64 = 3_000_000;
 /// Largest number of visible entries at the root.
 const ROOT_ENTRIES_MAX: usize = 22;
 /// Places where `unsafe` is allowed.
