@@ -202,8 +202,9 @@ pub struct CapacityOptions {
     /// Concurrent sequences per device
     #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<65536>)]
     pub max_sequences: NonZeroUsize,
-    /// Memory of the KV cache per model and device, in MiB [default: as much as the sequences need, up to 1024, or to
-    /// what --memory leaves; on a GPU up to nine tenths of the memory that the weights leave free]
+    /// Memory of the KV cache per model and device, in MiB [default: as much as the sequences need, up to 1024 (more
+    /// for models with recurrent layers), or to what --memory leaves; on a GPU up to nine tenths of the memory that the
+    /// weights leave free]
     #[arg(long, value_name = "MIB")]
     pub kv_memory: Option<u64>,
     /// Milliseconds that a step may take while a job of priority high is decoded: less of other jobs' prompts is

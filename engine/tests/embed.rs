@@ -6,13 +6,13 @@ mod support;
 
 use std::{fs, path::Path, sync::Arc};
 
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::SafeTensors;
 use serde_json::json;
-use support::{RawGguf, cases, golden, numbers};
+use support::{RawGguf, cases, golden, hf_module, numbers, table, write_weights};
 use tritmill_engine::{
     Request, SubmitError,
     backend::cpu::KvType,
-    config::{Linear, Norm},
+    config::Norm,
     embed::{self, EmbedError},
     files::{Model, Target, convert},
     formats::{Format, Scale, TernaryMatrix},
@@ -141,28 +141,15 @@ fn embedding_models_do_not_generate_and_others_do_not_embed() {
 /// back after a factor.
 fn write_folder(model: &Model, folder: &Path, prefix: &str) {
     let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
-    let embedding = model.embedding();
-    let mut values = vec![0f32; embedding.rows * embedding.cols];
-    let rows = values.chunks_exact_mut(embedding.cols).enumerate();
-    rows.for_each(|(row, out)| embedding.row(row, out));
-    let shape = vec![embedding.rows, embedding.cols];
+    let (shape, values) = table(model.embedding());
     tensors.push((format!("{prefix}embed_tokens.weight"), shape, values));
-    let module = |linear: Linear| match linear {
-        Linear::Q => "self_attn.q_proj",
-        Linear::K => "self_attn.k_proj",
-        Linear::V => "self_attn.v_proj",
-        Linear::O => "self_attn.o_proj",
-        Linear::Gate => "mlp.gate_proj",
-        Linear::Up => "mlp.up_proj",
-        _ => "mlp.down_proj",
-    };
     for norm in model.norms() {
         let name = match norm {
             Norm::Attention(layer) => format!("layers.{layer}.input_layernorm"),
             Norm::FeedForward(layer) => format!("layers.{layer}.post_attention_layernorm"),
             Norm::Query(layer) => format!("layers.{layer}.self_attn.q_norm"),
             Norm::Key(layer) => format!("layers.{layer}.self_attn.k_norm"),
-            Norm::Linear(layer, linear) => format!("layers.{layer}.{}.norm", module(linear)),
+            Norm::Linear(layer, linear) => format!("layers.{layer}.{}.norm", hf_module(linear)),
             _ => "norm".to_owned(),
         };
         let values = model.norm(norm).unwrap();
@@ -176,18 +163,11 @@ fn write_folder(model: &Model, folder: &Path, prefix: &str) {
             let ones = trits.iter().filter(|trit| **trit != 0).count();
             let factor = f64::from(scale) * trits.len() as f64 / ones as f64;
             let values = trits.iter().map(|trit| (f64::from(*trit) * factor) as f32).collect();
-            let name = format!("{prefix}layers.{layer}.{}.weight", module(linear));
+            let name = format!("{prefix}layers.{layer}.{}.weight", hf_module(linear));
             tensors.push((name, vec![rows, cols], values));
         }
     }
-    let bytes: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|(_, _, values)| values.iter().flat_map(|value| value.to_le_bytes()).collect())
-        .collect();
-    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
-        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
-    });
-    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    write_weights(&tensors, folder);
     let config = model.config();
     let json = json!({
         "architectures": ["Qwen3Model"], "model_type": "qwen3", "hidden_act": "silu",

@@ -7,17 +7,16 @@ mod support;
 
 use std::{path::Path, sync::Arc};
 
-use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use support::{
     RawGguf, cases, config_refusal,
     forward::{Tolerance, check_bits, check_greedy, check_logits, open_shared, prompts_of},
-    golden, numbers,
+    golden, hf_module, numbers, table, write_weights,
 };
 use tritmill_engine::{
     backend::cpu::KvType,
     config::{LayerTensor, Linear, Norm},
-    files::{Dense, Model, Target, convert},
+    files::{Model, Target, convert},
     load::{self, DeviceChoice, EngineOptions, LoadError},
 };
 
@@ -70,14 +69,6 @@ fn both_files_are_the_same_model() {
 fn write_folder(model: &Model, folder: &Path) {
     let config = model.config();
     let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
-    let table = |matrix: Dense<'_>| {
-        let mut values = vec![0f32; matrix.rows * matrix.cols];
-        values
-            .chunks_exact_mut(matrix.cols)
-            .enumerate()
-            .for_each(|(row, out)| matrix.row(row, out));
-        (vec![matrix.rows, matrix.cols], values)
-    };
     for (name, matrix) in [("model.word_embeddings", model.embedding()), ("lm_head", model.head())]
     {
         let (shape, values) = table(matrix);
@@ -111,10 +102,7 @@ fn write_folder(model: &Model, folder: &Path) {
                 Linear::ExpertGate => "mlp.experts.{}.gate_proj",
                 Linear::ExpertUp => "mlp.experts.{}.up_proj",
                 Linear::ExpertDown => "mlp.experts.{}.down_proj",
-                Linear::Q => "self_attn.q_proj",
-                Linear::K => "self_attn.k_proj",
-                Linear::V => "self_attn.v_proj",
-                _ => "self_attn.o_proj",
+                linear => hf_module(linear),
             };
             let count = if name.contains("{}") { 8 } else { 1 };
             let shape = vec![matrix.rows / count, matrix.cols];
@@ -125,14 +113,7 @@ fn write_folder(model: &Model, folder: &Path) {
             }
         }
     }
-    let bytes: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|(_, _, values)| values.iter().flat_map(|value| value.to_le_bytes()).collect())
-        .collect();
-    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
-        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
-    });
-    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    write_weights(&tensors, folder);
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(golden("maple-tiny").join(file), folder.join(file)).unwrap();
     }

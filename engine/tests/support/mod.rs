@@ -7,14 +7,14 @@ pub mod forward;
 
 use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tritmill_engine::{
     backend::{Backend, Chunk, Logits, LogitsFor},
     chat::Message,
     config::Linear,
-    files::{Model, ModelError, hugging_face::config as hf_config},
+    files::{Dense, Model, ModelError, hugging_face::config as hf_config},
     formats::TernaryMatrix,
     kv::BlockId,
 };
@@ -144,7 +144,7 @@ pub fn hf_module(linear: Linear) -> &'static str {
         Linear::Gate => "mlp.gate_proj",
         Linear::Up => "mlp.up_proj",
         Linear::Down => "mlp.down_proj",
-        other => panic!("{other:?} is of recurrent layers"),
+        other => panic!("{other:?} has no such module"),
     }
 }
 
@@ -429,4 +429,24 @@ impl Random {
             };
         }
     }
+}
+
+/// Writes f32 tensors, by name and shape, as the weights of a folder.
+pub fn write_weights(tensors: &[(String, Vec<usize>, Vec<f32>)], folder: &Path) {
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, _, values)| values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+}
+
+/// Returns the shape and all values of a table.
+pub fn table(matrix: Dense<'_>) -> (Vec<usize>, Vec<f32>) {
+    let mut values = vec![0f32; matrix.rows * matrix.cols];
+    let rows = values.chunks_exact_mut(matrix.cols).enumerate();
+    rows.for_each(|(row, out)| matrix.row(row, out));
+    (vec![matrix.rows, matrix.cols], values)
 }
