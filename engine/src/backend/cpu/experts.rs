@@ -58,15 +58,18 @@ pub(super) struct ExpertBuffers {
     pub choices: Vec<Choice>, // (rows, used), by ascending expert
     /// First place of each expert, and the number of places.
     pub starts: Vec<usize>, // (experts + 1)
+    next: Vec<usize>,         // scratch of the order of places
     pub inputs: GroupActivations, // (places, hidden), and then (places, intermediate)
     pub gate: Vec<f32>,       // (places, intermediate)
     pub outputs: Vec<f32>,    // (places, hidden)
     tasks: Vec<ExpertTask>,
 }
 
-/// Chooses the experts of a row: those with the largest logits, the lower of equal ones, with the softmax of their logits.
-fn choose(logits: &[f32], choices: &mut [Choice]) {
-    let mut order: Vec<usize> = (0..logits.len()).collect();
+/// Chooses the experts of a row: those with the largest logits, the lower of equal ones, with the softmax of their logits. `order` is
+/// scratch.
+fn choose(logits: &[f32], choices: &mut [Choice], order: &mut Vec<usize>) {
+    order.clear();
+    order.extend(0..logits.len());
     let larger = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     if choices.len() < order.len() {
         order.select_nth_unstable_by(choices.len(), larger);
@@ -81,8 +84,8 @@ fn choose(logits: &[f32], choices: &mut [Choice]) {
     }
 }
 
-/// Gives each choice a place, by expert and then by row. `starts` gets the first place of each expert.
-fn place(choices: &mut [Choice], experts: usize, starts: &mut Vec<usize>) {
+/// Gives each choice a place, by expert and then by row. `starts` gets the first place of each expert; `next` is scratch.
+fn place(choices: &mut [Choice], experts: usize, starts: &mut Vec<usize>, next: &mut Vec<usize>) {
     starts.clear();
     starts.resize(experts + 1, 0);
     for choice in &*choices {
@@ -91,7 +94,7 @@ fn place(choices: &mut [Choice], experts: usize, starts: &mut Vec<usize>) {
     for expert in 0..experts {
         starts[expert + 1] += starts[expert];
     }
-    let mut next = starts.clone();
+    next.clone_from(starts);
     for choice in choices {
         choice.place = next[choice.expert];
         next[choice.expert] += 1;
@@ -160,7 +163,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Chooses the experts of all rows.
     fn route(&mut self, (norm, eps): (&[f32], f32), router: &[f32], experts: &Experts) {
         let Buffers { rows, residual, experts: buffers, .. } = &mut self.buffers;
-        let ExpertBuffers { normed, logits, choices, starts, .. } = buffers;
+        let ExpertBuffers { normed, logits, choices, starts, next, .. } = buffers;
         let (n, hidden, count, used) = (rows.len(), norm.len(), experts.count, experts.used);
         normed.resize(n * hidden, 0.0);
         logits.resize(n * count, 0.0);
@@ -190,9 +193,10 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         self.pool.run(n, &|r| {
             // SAFETY: each task writes its own row.
             let choices = unsafe { out.part(r * used..(r + 1) * used) };
-            choose(&logits[r * count..(r + 1) * count], choices);
+            let logits = &logits[r * count..(r + 1) * count];
+            with_scratch(|scratch| choose(logits, choices, &mut scratch.positions));
         });
-        place(choices, count, starts);
+        place(choices, count, starts, next);
     }
 
     /// Quantizes the normed rows, each to the places of its experts.
@@ -328,7 +332,7 @@ mod tests {
     #[test]
     fn the_largest_logits_are_chosen_and_the_lower_of_equal_ones() {
         let mut choices = [Choice::default(); 3];
-        choose(&[0.5, 2.0, -1.0, 2.0, 0.5, 0.5], &mut choices);
+        choose(&[0.5, 2.0, -1.0, 2.0, 0.5, 0.5], &mut choices, &mut Vec::new());
         assert_eq!(choices.map(|choice| choice.expert), [0, 1, 3]);
         let sum: f32 = choices.iter().map(|choice| choice.weight).sum();
         assert!((sum - 1.0).abs() < 1e-6);
@@ -336,7 +340,7 @@ mod tests {
         let ratio = choices[1].weight / choices[0].weight;
         assert!((ratio - 1.5f32.exp()).abs() < 1e-5, "{ratio}");
         let mut all = [Choice::default(); 2];
-        choose(&[f32::NEG_INFINITY, 1.0], &mut all);
+        choose(&[f32::NEG_INFINITY, 1.0], &mut all, &mut Vec::new());
         assert_eq!(all.map(|choice| (choice.expert, choice.weight)), [(0, 0.0), (1, 1.0)]);
     }
 
@@ -345,7 +349,7 @@ mod tests {
         let of = |expert| Choice { expert, ..Choice::default() };
         let mut choices = [of(1), of(3), of(0), of(3), of(1), of(2)];
         let mut starts = Vec::new();
-        place(&mut choices, 5, &mut starts);
+        place(&mut choices, 5, &mut starts, &mut Vec::new());
         assert_eq!(starts, [0, 1, 3, 4, 6, 6]);
         assert_eq!(choices.map(|choice| choice.place), [1, 4, 0, 5, 2, 3]);
     }
