@@ -208,7 +208,8 @@ pub struct CapacityOptions {
     #[arg(long, value_name = "MIB")]
     pub kv_memory: Option<u64>,
     /// Milliseconds that a step may take while a job of priority high is decoded: less of other jobs' prompts is
-    /// computed per step then, and the text arrives evenly. 0: steps are always full
+    /// computed per step then, and the text arrives evenly. Other steps are as short as they can be without a slower batch, so
+    /// that such a job starts soon. 0: steps are always full
     #[arg(long, value_name = "MS", default_value = "150")]
     pub step_target: u32,
     /// Milliseconds that an idle engine waits for further jobs while those it has make a step with few rows (below 32 with

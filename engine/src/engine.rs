@@ -13,6 +13,7 @@ mod drafts;
 mod draw;
 mod embed;
 mod fork;
+mod full_steps;
 mod pace;
 mod report;
 mod rows;
@@ -34,6 +35,7 @@ use std::{
 use active::ActiveRequest;
 use drafts::Drafts;
 pub use fork::ForkError;
+use full_steps::FullSteps;
 use pace::Pace;
 use report::DeltaBuffers;
 pub use report::{EngineConfig, EngineStats, StepReport};
@@ -65,6 +67,8 @@ pub struct Engine {
     /// The plan of the step; kept between steps for its memory.
     plan: Plan,
     pace: Pace,
+    /// `None`: full steps have all rows.
+    full_steps: Option<FullSteps>,
     /// `None`: every step yields one token per sequence.
     drafts: Option<Drafts>,
     stored: Option<Stored>,
@@ -132,6 +136,9 @@ impl Engine {
             scheduler,
             plan: Plan::default(),
             pace: Pace::new(config.step_target, config.rows),
+            full_steps: config
+                .step_target
+                .map(|target| FullSteps::new(target, config.token_budget)),
             drafts: has_drafts.then(Drafts::default),
             stored: None,
             active: BTreeMap::new(),
@@ -152,7 +159,7 @@ impl Engine {
     }
 
     /// Uses blocks on disk, too: reads those that new prompts begin with, and writes those that several prompts
-    /// use. Engines of one process may share a cache. No effect without the prefix cache, or with recurrent layers.
+    /// use. Engines of one process may share a cache. No effect without the prefix cache.
     ///
     /// Memory for as many blocks as there are on disk is taken now, up to 256 MiB: a prompt that begins like
     /// those of an earlier process need not wait for it. Some virtual machines take a second for 500 MB.
@@ -164,16 +171,17 @@ impl Engine {
         if !self.config.prefix_cache {
             return;
         }
-        if self.config.recurrent {
-            tracing::warn!(
-                "blocks on disk are not used: states of recurrent layers are not kept there"
-            );
+        if self.config.recurrent && self.config.kept_states == 0 {
+            tracing::warn!("blocks on disk are not used: the KV memory has no room for states");
             return;
         }
         let most = READY_BYTES / self.backend.block_bytes().max(1);
         self.backend
             .ready_blocks(most.min(usize::try_from(disk.stats().usage.blocks).unwrap_or(most)));
-        self.stored = Some(Stored::new(disk));
+        let block_bytes = self.backend.block_bytes();
+        let recurrent = self.backend.as_recurrent();
+        let state_bytes = recurrent.map(|backend| (backend.state_bytes(), block_bytes));
+        self.stored = Some(Stored::new(disk, state_bytes));
     }
 
     /// Returns what the cache on disk has and did.

@@ -20,7 +20,7 @@ use support::{
     golden, numbers, parsed,
 };
 use tritmill_engine::{
-    Engine, Event, Request, SamplingParams,
+    Engine, Event, Fork, Request, SamplingParams,
     backend::{
         Chunk, Logits, LogitsFor, StateSlots, StepError,
         cpu::{self, KvType},
@@ -28,7 +28,10 @@ use tritmill_engine::{
     config::LayerTensor,
     files::{Model, ModelError, Target, convert},
     kernels::Digits,
-    kv::BlockId,
+    kv::{
+        BlockId,
+        disk::{BlockTiers, FolderLimits, TierOptions},
+    },
     load::{self, DeviceChoice, EngineOptions, LoadError},
 };
 
@@ -171,6 +174,102 @@ fn prompts_that_begin_alike_are_computed_once() {
     for (request, (tokens, _)) in requests.iter().zip(&together) {
         assert_eq!(*tokens, alone(request));
     }
+}
+
+/// Runs an engine until it is idle; returns the tokens of the answers in the order of the requests.
+fn finished(engine: &mut Engine) -> Vec<Vec<u32>> {
+    let mut answers = BTreeMap::new();
+    while !engine.is_idle() {
+        for event in engine.step(Instant::now()).events {
+            match event {
+                Event::Finished { id, output } => {
+                    let tokens = output.choices.into_iter().map(|choice| choice.tokens);
+                    answers.insert(id, tokens.collect::<Vec<_>>());
+                }
+                Event::Failed { error, .. } => panic!("{error}"),
+                Event::Delta { .. } => {}
+            }
+        }
+    }
+    answers.into_values().flatten().collect()
+}
+
+#[test]
+fn forks_have_the_same_answers_and_compute_no_token_again() {
+    let model = open_shared(FILES[0]);
+    let mut engine = load::engine(&model, &EngineOptions::default()).unwrap();
+    let sampling = SamplingParams { max_tokens: 12, ignore_eos: true, ..Default::default() };
+    let prompt = (0..40).collect();
+    let id = engine.submit(Request { prompt, sampling, ..Request::default() }).unwrap();
+    for _ in 0..5 {
+        engine.step(Instant::now());
+    }
+    for kind in [Fork::Shared, Fork::Deep] {
+        engine.fork_request(id, kind).unwrap();
+    }
+    let mut fork = engine.fork(Fork::Deep).unwrap();
+    assert!(engine.fork(Fork::Shared).is_err());
+    let (of_original, of_fork) = (finished(&mut engine), finished(&mut fork));
+    assert!(of_original.len() == 3 && of_original.iter().all(|tokens| *tokens == of_original[0]));
+    assert_eq!(of_original, of_fork);
+    assert_eq!(engine.stats().prefill_tokens, 40, "of the first request alone");
+    assert_eq!(fork.stats().prefill_tokens, 0);
+}
+
+#[test]
+fn choices_go_on_from_the_state_after_their_prompt() {
+    let model = open_shared(FILES[0]);
+    let mut engine = load::engine(&model, &EngineOptions::default()).unwrap();
+    let mut answers = |n| {
+        let sampling = SamplingParams {
+            max_tokens: 12,
+            ignore_eos: true,
+            temperature: 0.8,
+            seed: 5,
+            n,
+            ..Default::default()
+        };
+        let prompt = (0..40).collect();
+        engine.submit(Request { prompt, sampling, ..Request::default() }).unwrap();
+        let before = engine.stats().prefill_tokens;
+        let answers = finished(&mut engine);
+        (answers, engine.stats().prefill_tokens - before)
+    };
+    let ((three, computed), (one, _)) = (answers(3), answers(1));
+    assert_eq!(computed, 40, "the prompt is computed once");
+    assert!(three[0] == one[0] && three[1] != three[0], "{three:?}");
+}
+
+#[test]
+fn states_are_read_from_disk_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = open_shared(FILES[0]);
+    let start = || {
+        let limits = FolderLimits { bytes_max: 1 << 30, free_min: 0 };
+        let tiers = BlockTiers::open(TierOptions::folder(folder.path(), limits)).unwrap();
+        let mut engine = load::engine(&model, &EngineOptions::default()).unwrap();
+        engine.use_disk(tiers);
+        engine
+    };
+    let answer = |engine: &mut Engine, last: u32| {
+        let sampling = SamplingParams { max_tokens: 9, ignore_eos: true, ..Default::default() };
+        let prompt = (0..100).chain([last; 5]).collect();
+        engine.submit(Request { prompt, sampling, ..Request::default() }).unwrap();
+        let before = engine.stats().prefill_tokens;
+        (finished(engine), engine.stats().prefill_tokens - before)
+    };
+    let mut first = start();
+    let (expected, computed) = answer(&mut first, 7);
+    assert_eq!(computed, 105);
+    assert_eq!(answer(&mut first, 7), (expected.clone(), 9));
+    // Six blocks and a state, which is behind the last whole block.
+    let started = Instant::now();
+    while first.disk_stats().unwrap().written < 7 {
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", first.disk_stats());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(first);
+    assert_eq!(answer(&mut start(), 7), (expected, 9), "the rest is read");
 }
 
 #[test]

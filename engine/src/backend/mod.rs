@@ -209,6 +209,11 @@ pub trait Backend: Send {
         None
     }
 
+    /// Returns the backend as one with recurrent layers, if it is one.
+    fn as_recurrent(&mut self) -> Option<&mut dyn Recurrent> {
+        None
+    }
+
     /// Returns whether steps draw the tokens of [`LogitsFor::Draws`] and report the distributions of their rows, where they can.
     fn draws_tokens(&self) -> bool {
         false
@@ -231,12 +236,16 @@ pub trait Backend: Send {
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError>;
 
     /// Returns a backend with the same weights, which are not copied, and KV storage of its own with the same number of
-    /// blocks. In it, `blocks` have the same contents as here; others are undefined.
+    /// blocks. In it, `blocks` have the same contents as here, and slots of `states` the same states; others are undefined.
     ///
     /// # Errors
     /// [`CopyError::Unsupported`] if the backend cannot have a second storage (the default), or if the device fails.
-    fn with_copies(&mut self, blocks: &[BlockId]) -> Result<Box<dyn Backend>, CopyError> {
-        let _ = blocks;
+    fn with_copies(
+        &mut self,
+        blocks: &[BlockId],
+        states: &[u32],
+    ) -> Result<Box<dyn Backend>, CopyError> {
+        let _ = (blocks, states);
         Err(CopyError::Unsupported)
     }
 
@@ -290,6 +299,34 @@ pub trait Screening {
     /// # Errors
     /// If the device fails.
     fn all(&mut self, row: ScreenedRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError>;
+}
+
+/// A backend with recurrent layers. A sequence has a state besides its blocks, in a slot ([`StateSlots`]).
+pub trait Recurrent {
+    /// Returns the number of bytes of a state.
+    fn state_bytes(&self) -> usize;
+
+    /// Copies the state in a slot to another one.
+    ///
+    /// # Errors
+    /// If the device fails. The second slot is undefined then.
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), StepError>;
+
+    /// Appends the state in a slot to `content`: [`state_bytes`](Self::state_bytes) bytes, in a layout that backends of the same
+    /// numerics class share.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn read_state(&mut self, slot: u32, content: &mut Vec<u8>) -> Result<(), StepError>;
+
+    /// Writes what [`read_state`](Self::read_state) of the same numerics class returned.
+    ///
+    /// # Errors
+    /// If the device fails. The slot is undefined then.
+    ///
+    /// # Panics
+    /// If `content` has not [`state_bytes`](Self::state_bytes) bytes.
+    fn write_state(&mut self, slot: u32, content: &[u8]) -> Result<(), StepError>;
 }
 
 /// A backend with a device that may still run a step when [`Backend::step`] has returned.

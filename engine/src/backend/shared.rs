@@ -6,7 +6,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Asynchronous, Backend, Chunk, CopyError, Logits, ScreenedRow, Screening, StepError};
+use super::{
+    Asynchronous, Backend, Chunk, CopyError, Logits, Recurrent, ScreenedRow, Screening, StepError,
+};
 use crate::{
     kv::BlockId,
     sampling::{Remainder, Threshold, TokenLogit},
@@ -23,6 +25,8 @@ pub struct SharedBackend {
     weight_bytes: Option<usize>,
     draws_tokens: bool,
     is_screening: bool,
+    /// Bytes of a state; `None` without recurrent layers.
+    state_bytes: Option<usize>,
     /// Whether it decodes ahead; `None` if it is not asynchronous.
     decodes_ahead: Option<bool>,
 }
@@ -45,6 +49,7 @@ impl SharedBackend {
             weight_bytes: backend.weight_bytes(),
             draws_tokens: backend.draws_tokens(),
             is_screening: backend.as_screening().is_some(),
+            state_bytes: backend.as_recurrent().map(|backend| backend.state_bytes()),
             decodes_ahead: backend.as_asynchronous().map(|backend| backend.decodes_ahead()),
             turns: Arc::new(Turns { next: Mutex::new(()), backend: Mutex::new(backend) }),
         }
@@ -60,8 +65,8 @@ impl SharedBackend {
     ///
     /// # Errors
     /// As there.
-    pub fn copied(&self, blocks: &[BlockId]) -> Result<Self, CopyError> {
-        self.turn().with_copies(blocks).map(Self::new)
+    pub fn copied(&self, blocks: &[BlockId], states: &[u32]) -> Result<Self, CopyError> {
+        self.turn().with_copies(blocks, states).map(Self::new)
     }
 }
 
@@ -94,6 +99,10 @@ impl Backend for SharedBackend {
         if self.decodes_ahead.is_some() { Some(self) } else { None }
     }
 
+    fn as_recurrent(&mut self) -> Option<&mut dyn Recurrent> {
+        if self.state_bytes.is_some() { Some(self) } else { None }
+    }
+
     fn draws_tokens(&self) -> bool {
         self.draws_tokens
     }
@@ -118,8 +127,12 @@ impl Backend for SharedBackend {
         self.turn().copy_block(from, to)
     }
 
-    fn with_copies(&mut self, blocks: &[BlockId]) -> Result<Box<dyn Backend>, CopyError> {
-        self.turn().with_copies(blocks)
+    fn with_copies(
+        &mut self,
+        blocks: &[BlockId],
+        states: &[u32],
+    ) -> Result<Box<dyn Backend>, CopyError> {
+        self.turn().with_copies(blocks, states)
     }
 
     fn block_bytes(&self) -> usize {
@@ -159,6 +172,24 @@ impl Screening for SharedBackend {
 
     fn all(&mut self, row: ScreenedRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
         self.turn().as_screening().expect(AS_AT_START).all(row, logits)
+    }
+}
+
+impl Recurrent for SharedBackend {
+    fn state_bytes(&self) -> usize {
+        self.state_bytes.expect(AS_AT_START)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), StepError> {
+        self.turn().as_recurrent().expect(AS_AT_START).copy_state(from, to)
+    }
+
+    fn read_state(&mut self, slot: u32, content: &mut Vec<u8>) -> Result<(), StepError> {
+        self.turn().as_recurrent().expect(AS_AT_START).read_state(slot, content)
+    }
+
+    fn write_state(&mut self, slot: u32, content: &[u8]) -> Result<(), StepError> {
+        self.turn().as_recurrent().expect(AS_AT_START).write_state(slot, content)
     }
 }
 

@@ -7,6 +7,7 @@ use tritmill_grammar::GrammarError;
 use super::{
     Engine, StepReport,
     active::{ActiveRequest, StaleMask},
+    fork::copy_in,
 };
 use crate::{
     backend::{Backend as _, Logits, PositionLogits, StepRow},
@@ -120,9 +121,19 @@ impl Engine {
             self.counters.undecided_draws += u64::from(!needs_all);
         }
         let new_choices = active.start_choices();
+        let mut copied = Ok(());
         for choice in new_choices.clone() {
             let child = SequenceId { choice, ..id };
-            self.scheduler.fork(id, child, Fork::Shared, |_, _| {});
+            self.scheduler.fork(id, child, Fork::Shared, |copy| {
+                if copied.is_ok() {
+                    copied = copy_in(&mut self.backend, copy);
+                }
+            });
+        }
+        if let Err(error) = copied {
+            let error = RequestError::Step(Arc::new(error));
+            self.finish(RequestId(id.request), FinishReason::Failed, Some(error), report);
+            return None;
         }
         for choice in new_choices {
             self.draw(SequenceId { choice, ..id }, position, &mut of, true, report);

@@ -6,10 +6,10 @@
 
 use super::{DeltaBuffers, Engine, EngineStats};
 use crate::{
-    backend::{Backend as _, CopyError, Logits, StepError},
+    backend::{Backend, CopyError, Logits, StepError},
     request::RequestId,
     sampling::{SamplingMetadata, Scratch},
-    scheduler::{Fork, Plan},
+    scheduler::{Fork, ForkCopy, Plan},
 };
 
 /// A fork was not made. The original goes on as before.
@@ -25,8 +25,8 @@ pub enum ForkError {
         /// Its id.
         id: RequestId,
     },
-    /// States of recurrent layers are not copied.
-    #[error("engines of models with recurrent layers cannot be forked")]
+    /// States of recurrent layers are not shared.
+    #[error("engines of models with recurrent layers do not share their storage: use a deep fork")]
     Recurrent,
     /// The engine is full. Try again when a request has finished.
     #[error("engine already holds {requests} requests")]
@@ -50,18 +50,21 @@ impl Engine {
     /// other. A fork takes no KV blocks; an engine that writes to a block that both use copies it first. A request that
     /// lacks blocks waits while the other engine holds them, so drop an engine that is not used any more.
     ///
-    /// [`Fork::Deep`]: the fork has KV storage, threads and buffers of its own, and copies of all blocks with contents.
+    /// [`Fork::Deep`]: the fork has KV storage, threads and buffers of its own, and copies of all blocks with contents and of all
+    /// states of recurrent layers.
     ///
     /// # Errors
-    /// [`ForkError::Copy`], only for a deep fork: on a GPU it is not supported. [`ForkError::Recurrent`] if the model has recurrent
-    /// layers.
+    /// [`ForkError::Copy`], only for a deep fork: on a GPU it is not supported. [`ForkError::Recurrent`], only for a
+    /// shared fork: if the model has recurrent layers.
     pub fn fork(&self, kind: Fork) -> Result<Self, ForkError> {
-        if self.config.recurrent {
+        if self.config.recurrent && kind == Fork::Shared {
             return Err(ForkError::Recurrent);
         }
         let (scheduler, backend) = match kind {
             Fork::Shared => (self.scheduler.fork_shared(), self.backend.clone()),
-            Fork::Deep => self.scheduler.fork_deep(|blocks| self.backend.copied(blocks))?,
+            Fork::Deep => {
+                self.scheduler.fork_deep(|blocks, states| self.backend.copied(blocks, states))?
+            }
         };
         Ok(Self {
             backend,
@@ -71,6 +74,7 @@ impl Engine {
             scheduler,
             plan: Plan::default(),
             pace: self.pace.clone(),
+            full_steps: self.full_steps.clone(),
             drafts: self.drafts.clone(),
             stored: self.stored.as_ref().map(super::Stored::fork),
             active: self.active.clone(),
@@ -108,9 +112,9 @@ impl Engine {
         let pair = |choice| (original.sequence(choice), active.sequence(choice));
         let (pairs, mut copied) = ((0..original.started()).map(pair), Ok(()));
         for (parent, child) in pairs.clone() {
-            self.scheduler.fork(parent, child, kind, |from, to| {
+            self.scheduler.fork(parent, child, kind, |copy| {
                 if copied.is_ok() {
-                    copied = self.backend.copy_block(from, to);
+                    copied = copy_in(&mut self.backend, copy);
                 }
             });
         }
@@ -126,5 +130,14 @@ impl Engine {
         self.resumed.extend(events);
         self.active.insert(id, active);
         Ok(id)
+    }
+}
+
+/// Makes a copy in a backend.
+pub(super) fn copy_in(backend: &mut dyn Backend, copy: ForkCopy) -> Result<(), StepError> {
+    match (copy, backend.as_recurrent()) {
+        (ForkCopy::Block(from, to), _) => backend.copy_block(from, to),
+        (ForkCopy::State(from, to), Some(backend)) => backend.copy_state(from, to),
+        (ForkCopy::State(..), None) => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A step takes as long for its decodes as for its prefill chunks, and full chunks make it long. While a sequence
 //! of the highest priority decodes, the rows of a step are therefore limited to what takes about a target time;
-//! otherwise steps are full. If the decodes of others alone take longer, these are limited, too, and decode in turns.
+//! otherwise steps are full (`full_steps.rs`). If the decodes of others alone take longer, these are limited, too, and decode in turns.
 //! Each limit follows measured times:
 //!
 //! ```text
@@ -60,7 +60,7 @@ impl Pace {
         let decodes = self.decodes.map(|all| (all - highest as f64).max(DECODES_MIN) as usize);
         let decoded = highest + decodes.map_or(others, |most| others.min(most));
         let rows = (self.rows as usize / TILE_ROWS * TILE_ROWS).max(rows_min(decoded));
-        StepLimits { prefill: Some(rows - decoded), decodes }
+        StepLimits { prefill: Some(rows - decoded), decodes, rows: None }
     }
 
     /// Records the time of a step, and the limits that it had.
@@ -118,7 +118,7 @@ mod tests {
 
     const TARGET: Duration = Duration::from_millis(150);
     const ROWS: RowTarget = RowTarget { least: 32, most: 64 };
-    const FULL: StepLimits = StepLimits { prefill: None, decodes: None };
+    const FULL: StepLimits = StepLimits { prefill: None, decodes: None, rows: None };
 
     /// A machine: milliseconds of a step, and of each row.
     #[derive(Clone, Copy)]
@@ -176,7 +176,11 @@ mod tests {
     fn prompts_continue_on_the_slowest_machine() {
         let mut pace = Pace::new(Some(TARGET), ROWS);
         Machine(500.0, 100.0).run(&mut pace, 8, 10);
-        let least = |prefill| StepLimits { prefill: Some(prefill), decodes: Some(4) };
+        let least = |prefill| StepLimits {
+            prefill: Some(prefill),
+            decodes: Some(4),
+            ..StepLimits::default()
+        };
         assert_eq!(pace.limits(8, 0), least(8), "a tile of 16 rows");
         assert_eq!(pace.limits(1, 1000), least(11), "5 of them decodes");
     }
@@ -185,7 +189,7 @@ mod tests {
     fn steps_that_say_nothing_change_nothing() {
         let mut pace = Pace::new(Some(TARGET), ROWS);
         let before = pace.limits(1, 8);
-        let short = StepLimits { prefill: Some(64), decodes: None };
+        let short = StepLimits { prefill: Some(64), ..StepLimits::default() };
         pace.record(0, 8, FULL, TARGET * 10);
         pace.record(8, 0, FULL, TARGET);
         pace.record(16, 1, short, TARGET / 100);

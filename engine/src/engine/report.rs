@@ -26,7 +26,8 @@ pub struct EngineConfig {
     pub stall_limit: u32,
     /// Most requests in the engine, pending ones included.
     pub max_requests: usize,
-    /// Time of a step while a request of the highest priority is decoded: prefill chunks are limited to what fits.
+    /// Time of a step while a request of the highest priority is decoded: prefill chunks are limited to what fits. Other steps are
+    /// as short as they can be without a loss of more than 2 % of the rate of prompts, and no shorter than this.
     /// `None`: steps are always full. Needs [`Engine::record_time`](super::Engine::record_time).
     pub step_target: Option<Duration>,
     /// Rows of a step that the kernels use well.

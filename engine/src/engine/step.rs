@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Engine, StepReport};
+use super::{Engine, StepReport, full_steps::FullSteps};
 use crate::{
     backend::{Backend as _, Chunk, LogitsFor, StepError},
     request::{Event, FinishReason, RequestError, RequestId},
@@ -46,13 +46,9 @@ impl Engine {
         if let Some(stored) = &mut self.stored {
             stored.settle(&mut self.scheduler, &mut self.backend);
         }
-        if self.scheduler.is_interactive() {
-            report.limits = self
-                .pace
-                .limits(self.scheduler.decoding(Some(true)), self.scheduler.decoding(Some(false)));
-        }
+        report.limits = self.limits();
         // A limited step has no room for tokens that may turn out to be wrong.
-        let certain_only = report.limits != StepLimits::default();
+        let certain_only = report.limits.prefill.is_some() || report.limits.decodes.is_some();
         self.propose_drafts(certain_only);
         let (mut plan, mut copied) = (std::mem::take(&mut self.plan), Ok(()));
         self.scheduler.plan(report.limits, &mut plan, |from, to| {
@@ -66,6 +62,21 @@ impl Engine {
             false => self.run_plan(&plan, copied, report),
         }
         self.plan = plan;
+    }
+
+    /// Returns the limits of the next step: while a caller reads along or waits for the first token, it is short.
+    fn limits(&self) -> StepLimits {
+        let decoding = |highest| self.scheduler.decoding(Some(highest));
+        let rows = self.full_steps.as_ref().and_then(FullSteps::limit);
+        if self.scheduler.is_interactive() {
+            return self.pace.limits(decoding(true), decoding(false));
+        }
+        if self.scheduler.is_awaited() {
+            // The prompt is short, or else has whole steps.
+            let StepLimits { decodes, .. } = self.pace.limits(decoding(true), decoding(false));
+            return StepLimits { prefill: None, decodes, rows };
+        }
+        StepLimits { rows, ..StepLimits::default() }
     }
 
     /// Proposes tokens that may follow, or with `certain_only` those that must.
@@ -129,6 +140,10 @@ impl Engine {
                 return;
             }
             self.pace.record(prefill_tokens, decode_tokens, report.limits, time);
+            let is_full = report.limits.prefill.is_none() && report.limits.decodes.is_none();
+            if let Some(full_steps) = self.full_steps.as_mut().filter(|_| is_full) {
+                full_steps.record(prefill_tokens, decode_tokens, time);
+            }
             if let Some(drafts) = self.drafts.as_mut().filter(|_| prefill_tokens == 0) {
                 drafts.record_time(decode_tokens, time.as_secs_f64());
             }

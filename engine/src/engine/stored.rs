@@ -5,10 +5,14 @@
 //! blocks without a holder, which the admission of the sequence then finds; if they are evicted before, they are
 //! computed again. Prompts that begin in the same way wait for one read.
 //!
+//! Models with recurrent layers need a state besides blocks (`states.rs`).
+//!
 //! A block is worth reading and writing only where that takes less time than computing it; both are measured.
 
+mod states;
+
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::mpsc::{self, Receiver, Sender},
     time::Duration,
 };
@@ -17,10 +21,11 @@ use crate::{
     backend::Backend,
     kv::{
         BLOCK_TOKENS, BlockHash, BlockId,
-        disk::{BlockTiers, Fetch, Fetched},
+        disk::{Answer, BlockTiers, Fetch, Fetched, Found},
     },
     scheduler::{Scheduler, SequenceId},
 };
+use states::Search;
 
 /// Blocks of one read: few, so that they are made cached blocks while the next ones are read.
 const FETCH_BLOCKS: usize = 8;
@@ -47,29 +52,41 @@ struct Waiting {
     id: SequenceId,
     tokens: Vec<u32>,
     root: BlockHash,
-    /// The blocks of the prompt.
+    /// The blocks of the prompt, as far as they are of use.
     hashes: Vec<BlockHash>,
     /// Reads that may still be started for it: blocks may be evicted before the sequence is scheduled.
     reads_left: usize,
     /// The block that was read first: a sequence that still waits for a later one has found blocks.
     first_read: Option<usize>,
+    search: Search,
+}
+
+/// What is written.
+enum ToWrite {
+    Block(BlockId),
+    /// The state after the block.
+    State,
 }
 
 /// Blocks to read and to write.
 pub(super) struct Stored {
     disk: BlockTiers,
-    answers: (Sender<Fetched>, Receiver<Fetched>),
+    answers: (Sender<Answer>, Receiver<Answer>),
     /// An answer that arrived while the engine had nothing else to do.
-    arrived: Option<Fetched>,
+    arrived: Option<Answer>,
     /// In order of arrival.
     waiting: VecDeque<Waiting>,
     /// First blocks of the reads in progress.
     reading: HashSet<BlockHash>,
-    /// Blocks to write, with the number of blocks before them in their chain.
-    to_write: VecDeque<(BlockHash, usize, BlockId)>,
-    /// Blocks that the folder has or is about to have.
+    /// The block of each state that is being read, by the name of the state.
+    reading_states: HashMap<BlockHash, BlockHash>,
+    /// Bytes of a state and of a block, of models with recurrent layers.
+    state_bytes: Option<(usize, usize)>,
+    /// What to write, with the number of blocks before it in its chain.
+    to_write: VecDeque<(BlockHash, usize, ToWrite)>,
+    /// Blocks and states that the folder has or is about to have.
     written: HashSet<BlockHash>,
-    /// Blocks of unfinished requests.
+    /// Blocks and states of unfinished requests.
     expected: BTreeMap<u64, Vec<BlockHash>>, // (request)
     read_seconds: Option<f64>,    // per block
     compute_seconds: Option<f64>, // per token
@@ -79,13 +96,16 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub fn new(disk: BlockTiers) -> Self {
+    /// `state_bytes` are those of a state and of a block, of models with recurrent layers.
+    pub fn new(disk: BlockTiers, state_bytes: Option<(usize, usize)>) -> Self {
         Self {
             disk,
             answers: mpsc::channel(),
             arrived: None,
             waiting: VecDeque::new(),
             reading: HashSet::new(),
+            reading_states: HashMap::new(),
+            state_bytes,
             to_write: VecDeque::new(),
             written: HashSet::new(),
             expected: BTreeMap::new(),
@@ -98,8 +118,13 @@ impl Stored {
 
     /// Returns the same for a fork of the engine: it waits for the same blocks and knows the same times.
     pub fn fork(&self) -> Self {
-        let mut fork = Self::new(self.disk.clone());
-        fork.waiting.clone_from(&self.waiting);
+        let mut fork = Self::new(self.disk.clone(), self.state_bytes);
+        // Answers to its searches go to the original.
+        let again = |waiting: &Waiting| match waiting.search {
+            Search::Asked(_) => Waiting { search: Search::Ahead, ..waiting.clone() },
+            Search::Ahead | Search::Done => waiting.clone(),
+        };
+        fork.waiting = self.waiting.iter().map(again).collect();
         for (request, hashes) in &self.expected {
             fork.expect(*request, hashes.clone());
         }
@@ -123,6 +148,14 @@ impl Stored {
     fn expect(&mut self, request: u64, hashes: Vec<BlockHash>) {
         self.disk.expect(hashes.clone(), 1);
         self.expected.insert(request, hashes);
+    }
+
+    /// Notes that a request uses another name, too.
+    fn expect_more(&mut self, request: u64, name: BlockHash) {
+        if let Some(hashes) = self.expected.get_mut(&request) {
+            hashes.push(name);
+            self.disk.expect(vec![name], 1);
+        }
     }
 
     pub fn disk(&self) -> &BlockTiers {
@@ -157,7 +190,17 @@ impl Stored {
         let hashes = BlockHash::chain(root, &tokens[..blocks * BLOCK_TOKENS]);
         self.expect(id.request, hashes.clone());
         let reads_left = 2 * hashes.len().div_ceil(FETCH_BLOCKS);
-        self.waiting.push_back(Waiting { id, tokens, root, hashes, reads_left, first_read: None });
+        let search = if self.state_bytes.is_some() { Search::Ahead } else { Search::Done };
+        let first_read = None;
+        self.waiting.push_back(Waiting {
+            id,
+            tokens,
+            root,
+            hashes,
+            reads_left,
+            first_read,
+            search,
+        });
     }
 
     /// Forgets a request: it has ended.
@@ -178,19 +221,33 @@ impl Stored {
     /// Makes cached blocks of what was read, starts further reads, and gives the scheduler the sequences that have
     /// all there is.
     pub fn settle(&mut self, scheduler: &mut Scheduler, backend: &mut dyn Backend) {
-        let mut missing = HashSet::new();
-        while let Some(fetched) = self.arrived.take().or_else(|| self.answers.1.try_recv().ok()) {
+        let (mut missing, mut found) = (HashSet::new(), HashMap::new());
+        while let Some(answer) = self.arrived.take().or_else(|| self.answers.1.try_recv().ok()) {
+            let fetched = match answer {
+                Answer::Fetched(fetched) => fetched,
+                Answer::Found(Found { first, at }) => {
+                    found.insert(first, at);
+                    continue;
+                }
+            };
             self.reading.remove(&fetched.first);
-            missing.extend(self.install(fetched, scheduler, backend));
+            missing.extend(match self.reading_states.remove(&fetched.first) {
+                Some(block) => self.install_state(block, fetched, scheduler, backend),
+                None => self.install(fetched, scheduler, backend),
+            });
         }
         let mut left = VecDeque::with_capacity(self.waiting.len());
         while let Some(mut waiting) = self.waiting.pop_front() {
+            if !self.search(&mut waiting, scheduler, |first| found.get(first).copied()) {
+                left.push_back(waiting);
+                continue;
+            }
             let next = {
                 let cache = scheduler.cache();
                 waiting.hashes.iter().position(|hash| cache.peek(hash).is_none())
             };
             let is_ready = match next {
-                None => true,
+                None => self.has_state(&mut waiting, scheduler, |name| missing.contains(name)),
                 Some(next) => {
                     let first = waiting.hashes[next];
                     missing.contains(&first) || !self.read_from(&mut waiting, next)
@@ -223,17 +280,22 @@ impl Stored {
 
     /// Starts to read some of a sequence's blocks, unless they are being read; returns false if that is not possible.
     fn read(&mut self, waiting: &mut Waiting, next: usize) -> bool {
-        if self.reading.contains(&waiting.hashes[next]) {
+        let end = waiting.hashes.len().min(next + FETCH_BLOCKS);
+        let hashes = waiting.hashes[next..end].to_vec();
+        self.read_names(waiting, hashes, next)
+    }
+
+    /// Starts to read blocks with this many blocks before them, or a state, for a sequence, as `read`.
+    fn read_names(&mut self, waiting: &mut Waiting, hashes: Vec<BlockHash>, depth: usize) -> bool {
+        let (first, answer) = (hashes[0], self.answers.0.clone());
+        if self.reading.contains(&first) {
             return true;
         }
         if waiting.reads_left == 0 {
             return false;
         }
         waiting.reads_left -= 1;
-        let end = waiting.hashes.len().min(next + FETCH_BLOCKS);
-        let hashes = waiting.hashes[next..end].to_vec();
-        let (first, answer) = (hashes[0], self.answers.0.clone());
-        let starts = self.disk.fetch(Fetch { hashes, depth: next, answer });
+        let starts = self.disk.fetch(Fetch { hashes, depth, answer });
         if starts {
             self.reading.insert(first);
         }
@@ -281,26 +343,40 @@ impl Stored {
         ended
     }
 
-    /// Notes blocks that a second prompt uses, the first ones of their chain.
+    /// Notes blocks that a second prompt uses, the first ones of their chain, and the state after them.
     pub fn note_shared(&mut self, blocks: impl Iterator<Item = (BlockHash, BlockId)>) {
         if !self.is_worth_it() {
             return;
         }
+        let mut last = None;
         for (depth, (hash, block)) in blocks.enumerate() {
+            last = Some((depth, hash));
             if self.remember(hash) {
-                self.to_write.push_back((hash, depth, block));
+                self.to_write.push_back((hash, depth, ToWrite::Block(block)));
             }
+        }
+        if let Some((depth, hash)) = last.filter(|_| self.state_bytes.is_some())
+            && self.remember(hash.of_state())
+        {
+            self.to_write.push_back((hash, depth, ToWrite::State));
         }
     }
 
-    /// Copies some of the noted blocks for writing.
+    /// Copies some of what was noted for writing.
     pub fn write_some(&mut self, scheduler: &Scheduler, backend: &mut dyn Backend, is_idle: bool) {
         let most = if is_idle { usize::MAX } else { WRITES_PER_STEP };
         for _ in 0..most {
             if !self.disk.has_room() {
                 return;
             }
-            let Some((hash, depth, block)) = self.to_write.pop_front() else { return };
+            let Some((hash, depth, what)) = self.to_write.pop_front() else { return };
+            let ToWrite::Block(block) = what else {
+                if !self.write_state((hash, depth), scheduler, backend) {
+                    // Another one has its place.
+                    self.written.remove(&hash.of_state());
+                }
+                continue;
+            };
             let mut content = Vec::with_capacity(backend.block_bytes());
             // Locked until it is read, so that it is not evicted before.
             let cache = scheduler.cache();
@@ -329,7 +405,7 @@ impl Stored {
         }
     }
 
-    /// Remembers that the folder has a block; returns false if that was known.
+    /// Remembers that the folder has a block or a state; returns false if that was known.
     fn remember(&mut self, hash: BlockHash) -> bool {
         if self.written.len() >= WRITTEN_MAX {
             self.written.clear();

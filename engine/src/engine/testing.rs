@@ -66,6 +66,11 @@ pub fn config() -> EngineConfig {
     EngineConfig { max_sequences: 8, token_budget: 64, ..EngineConfig::new(CONTEXT) }
 }
 
+/// Returns the same for a model with recurrent layers.
+pub fn recurrent() -> EngineConfig {
+    EngineConfig { recurrent: true, kept_states: 6, spare_states: 2, ..config() }
+}
+
 /// An engine over a [`HashBackend`], a clock, and everything that the engine has reported.
 pub struct Harness {
     pub engine: Engine,

@@ -37,6 +37,11 @@ impl BlockHash {
         &self.0
     }
 
+    /// Returns the name of the state of recurrent layers after this block.
+    pub(crate) fn of_state(&self) -> Self {
+        Self(blake3::derive_key("tritmill state of recurrent layers", &self.0))
+    }
+
     /// Parses 64 hexadecimal digits in lower case, as [`Display`](std::fmt::Display) writes them.
     pub(crate) fn from_digits(digits: &str) -> Option<Self> {
         let is_lower = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));

@@ -52,6 +52,16 @@ impl StateCache {
         Some(entry.slot)
     }
 
+    /// Returns the slot of the state after a block, without a use of it.
+    pub fn slot_of(&self, hash: &BlockHash) -> Option<u32> {
+        self.entries.get(hash).map(|entry| entry.slot)
+    }
+
+    /// Returns the slots of all states.
+    pub fn slots(&self) -> impl Iterator<Item = u32> {
+        self.entries.values().map(|entry| entry.slot)
+    }
+
     /// Takes a slot for a new state, if need be that of another one. With `spares_expected` that is none that waiting sequences
     /// need.
     pub fn reserve(

@@ -14,29 +14,40 @@ pub enum Fork {
     Deep,
 }
 
+/// What a fork copies, from and to.
+#[derive(Debug, Clone, Copy)]
+pub enum ForkCopy {
+    /// The keys and values of a block.
+    Block(BlockId, BlockId),
+    /// The state of recurrent layers in a slot.
+    State(u32, u32),
+}
+
 impl Scheduler {
-    /// Adds a sequence that continues from where `parent` is, another choice or request. `copy` copies a block, from and
-    /// to. If `max_sequences` are running, or there are too few blocks for copies, the new sequence is pending like a
+    /// Adds a sequence that continues from where `parent` is, another choice or request. `copy` makes a copy.
+    /// If `max_sequences` are running, or there are too few blocks for copies, the new sequence is pending like a
     /// preempted one and computes its tokens again. No effect without the parent.
     pub fn fork(
         &mut self,
         parent: SequenceId,
         child: SequenceId,
         kind: Fork,
-        mut copy: impl FnMut(BlockId, BlockId),
+        mut copy: impl FnMut(ForkCopy),
     ) {
-        let Some(original) = self.sequences.get(&parent) else { return };
-        let has_place = self.running.contains(&parent)
-            && self.running.len() < self.limits.max_sequences
-            && !self.limits.recurrent;
+        let Some(original) = self.sequences.get_mut(&parent) else { return };
+        self.spare_slots.extend(original.settle_trial());
+        let has_place =
+            self.running.contains(&parent) && self.running.len() < self.limits.max_sequences;
         let mut copies = Vec::new();
         let mut cache = self.cache.lock();
         let running = has_place.then(|| original.fork(kind, &mut cache, &mut copies)).flatten();
-        copies.into_iter().for_each(|(from, to)| copy(from, to));
+        copies.into_iter().for_each(|(from, to)| copy(ForkCopy::Block(from, to)));
         drop(cache);
         let (sequence, list) = match running {
             Some(mut sequence) => {
                 sequence.slot = self.free_slots.pop();
+                let slots = original.slot.zip(sequence.slot).filter(|_| self.limits.recurrent);
+                slots.into_iter().for_each(|(from, to)| copy(ForkCopy::State(from, to)));
                 (sequence, &mut self.running)
             }
             None => (original.unplaced(), &mut self.pending),
@@ -59,19 +70,30 @@ impl Scheduler {
     }
 
     /// Returns the same as [`Self::fork_shared`] over a storage of its own. `copy` makes it, with the contents of the
-    /// blocks that it is called with, while no other engine can change blocks.
+    /// blocks and the states in the slots that it is called with, while no other engine can change blocks.
     ///
     /// # Errors
     /// If `copy` returns an error.
     pub fn fork_deep<T, E>(
         &self,
-        copy: impl FnOnce(&[BlockId]) -> Result<T, E>,
+        copy: impl FnOnce(&[BlockId], &[u32]) -> Result<T, E>,
     ) -> Result<(Self, T), E> {
         let cache = self.cache.lock();
         let own = cache.with_holders(self.tables());
-        let copied = copy(&own.with_contents())?;
+        let copied = copy(&own.with_contents(), &self.slots_with_states())?;
         drop(cache);
         Ok((self.with_cache(SharedCache::new(own)), copied))
+    }
+
+    /// Returns the slots with states of recurrent layers.
+    fn slots_with_states(&self) -> Vec<u32> {
+        if !self.limits.recurrent {
+            return Vec::new();
+        }
+        let sequences = self.sequences.values();
+        let of_sequences =
+            sequences.flat_map(|s| s.slot.into_iter().chain(s.trial.map(|t| t.slot)));
+        of_sequences.chain(self.states.slots()).collect()
     }
 
     /// Returns every block of every sequence.

@@ -54,7 +54,7 @@ use crate::{
     kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, SharedCache, StateCache, blocks_for},
 };
 
-pub use fork::Fork;
+pub use fork::{Fork, ForkCopy};
 pub use planned::{Plan, PlannedChunk, Refusal, StepLimits};
 use sequence::Sequence;
 pub use sequence::{Priority, SequenceId, State};
@@ -70,7 +70,7 @@ pub struct Limits {
     pub prefix_cache: bool,
     /// Whether a sequence that decodes takes the block of its next position a step early, if there are enough.
     pub block_ahead: bool,
-    /// Whether the model has recurrent layers: a sequence has a state besides its blocks, and forks compute their tokens again.
+    /// Whether the model has recurrent layers: a sequence has a state besides its blocks.
     pub recurrent: bool,
     /// Slots for states that are kept where prefixes end. Without any, models with recurrent layers do not reuse blocks.
     pub kept_states: usize,
@@ -211,6 +211,14 @@ impl Scheduler {
         high.into_iter().any(|id| self.state(*id) == Some(State::Decoding))
     }
 
+    /// Returns whether a sequence of the highest priority waits for its first token.
+    pub fn is_awaited(&self) -> bool {
+        let is_high = |id: &SequenceId| id.priority == Priority::High;
+        let running = self.running.iter().take_while(|id| is_high(id));
+        self.pending.first().is_some_and(is_high)
+            || running.into_iter().any(|id| self.state(*id) == Some(State::Prefilling))
+    }
+
     /// Returns the number of pending sequences.
     pub fn pending(&self) -> usize {
         self.pending.len()
@@ -247,6 +255,35 @@ impl Scheduler {
         let sequence = self.sequences.get(&id).into_iter();
         let pairs = sequence.flat_map(|sequence| sequence.hashes.iter().zip(&sequence.blocks));
         pairs.take(tokens / BLOCK_TOKENS).map(|(hash, block)| (*hash, *block))
+    }
+
+    /// Returns how many of these leading blocks of a text a kept state is after, at most; 0 without one.
+    pub fn blocks_with_state(&self, hashes: &[BlockHash]) -> usize {
+        let has_state = |blocks: &usize| self.states.contains(&hashes[blocks - 1]);
+        (1..=hashes.len()).rev().find(has_state).unwrap_or(0)
+    }
+
+    /// Returns the slot of the state that is kept after a block.
+    pub fn state_slot(&self, hash: &BlockHash) -> Option<u32> {
+        self.states.slot_of(hash)
+    }
+
+    /// Keeps the state after a block, which `write` writes to a slot, unless it is there; false if there is no room for it or
+    /// `write` returns false.
+    pub fn keep_state(&mut self, hash: BlockHash, write: impl FnOnce(u32) -> bool) -> bool {
+        if self.states.contains(&hash) {
+            return true;
+        }
+        let cache = self.cache.lock();
+        let Some(slot) = self.states.reserve(true, |hash| cache.is_expected(hash)) else {
+            return false;
+        };
+        let is_written = write(slot);
+        match is_written {
+            true => self.states.insert(hash, slot),
+            false => self.states.release(slot),
+        }
+        is_written
     }
 
     /// Counters since the scheduler was made.

@@ -44,9 +44,11 @@ impl Scheduler {
             }
         }
         let (most, mut budget) = (limits.decodes.unwrap_or(usize::MAX), self.limits.token_budget);
-        if let Some(prefill) = limits.prefill {
+        if limits.prefill.is_some() || limits.rows.is_some() {
             let decodes = self.decoding(Some(true)) + self.decoding(Some(false)).min(most);
-            budget = budget.min(decodes.saturating_add(prefill));
+            let with_prefill = limits.prefill.map(|prefill| decodes.saturating_add(prefill));
+            let of_rows = limits.rows.map(|rows| rows.max(decodes.saturating_add(rows / 2)));
+            budget = budget.min(with_prefill.unwrap_or(budget)).min(of_rows.unwrap_or(budget));
         }
         let shared = self.cache.clone();
         let mut cache = shared.lock();
@@ -158,8 +160,7 @@ impl Scheduler {
         }
         let sequence = &self.sequences[&id];
         let last = cached.min((sequence.tokens.len() - 1) / BLOCK_TOKENS);
-        let has_state = |blocks: &usize| self.states.contains(&sequence.hashes[blocks - 1]);
-        (1..=last).rev().find(has_state).unwrap_or(0)
+        self.blocks_with_state(&sequence.hashes[..last])
     }
 
     /// Admits a sequence, in the place of others if it is of the highest priority. Returns the number of its cached

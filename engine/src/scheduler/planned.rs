@@ -42,6 +42,8 @@ pub enum Refusal {
 /// Limits of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepLimits {
+    /// Most rows. Prompts have half as many at least, however many sequences decode.
+    pub rows: Option<usize>,
     /// Most tokens in prefill chunks.
     pub prefill: Option<usize>,
     /// Most decodes of sequences that are not of the highest priority; these decode in turns.

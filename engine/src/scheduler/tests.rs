@@ -32,8 +32,8 @@ fn add(scheduler: &mut Scheduler, id: SequenceId, length: usize) {
     scheduler.add(id, tokens, BlockHash::root("class", b""));
 }
 
-fn no_copies(from: BlockId, to: BlockId) {
-    panic!("{from:?} is copied to {to:?}");
+fn no_copies(copy: ForkCopy) {
+    panic!("{copy:?}");
 }
 
 fn plan(scheduler: &mut Scheduler) -> Plan {
@@ -299,7 +299,7 @@ fn decodes_beyond_the_limit_take_turns() {
     let mut scheduler = Scheduler::new(Limits { max_sequences: 6, ..limits() }, 40);
     add(&mut scheduler, id(Priority::High, 0), 4);
     (1..6).for_each(|request| add(&mut scheduler, normal(request), 4));
-    let few = StepLimits { prefill: Some(16), decodes: Some(2) };
+    let few = StepLimits { prefill: Some(16), decodes: Some(2), ..StepLimits::default() };
     let mut decoded: Vec<Vec<u64>> = Vec::new();
     for _ in 0..7 {
         let plan = step_within(&mut scheduler, few);

@@ -66,15 +66,15 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         }
     }
 
-    /// Returns a backend with the same weights, options and kernels, and this storage; it starts threads of its own.
-    pub(super) fn with_storage(&self, kv: KvStore<E>) -> Self {
+    /// Returns a backend with the same weights, options and kernels, and these storages; it starts threads of its own.
+    pub(super) fn with_storage(&self, kv: KvStore<E>, states: States) -> Self {
         Self {
             weights: Arc::clone(&self.weights),
             kernels: self.kernels,
             isa: self.isa,
             pool: Pool::new(self.pool.node(), self.pool.threads()),
             kv,
-            states: States::new(self.weights.config(), self.states.slots()),
+            states,
             block_count: self.block_count,
             numerics_class: self.numerics_class.clone(),
             rope: self.rope.clone(),

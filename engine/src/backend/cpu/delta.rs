@@ -46,6 +46,43 @@ impl States {
     pub fn slots(&self) -> usize {
         self.slots
     }
+
+    /// Returns the number of bytes of a state.
+    pub fn bytes(&self) -> usize {
+        size_of::<f32>() * self.of_slot
+    }
+
+    /// Returns as many slots, of which these have the same states.
+    pub fn with_copies(&self, slots: &[u32]) -> Self {
+        let mut copy = Self { memory: vec![0.0; self.memory.len()], ..*self };
+        for slot in slots {
+            let range = self.range(*slot);
+            copy.memory[range.clone()].copy_from_slice(&self.memory[range]);
+        }
+        copy
+    }
+
+    /// Copies the state in a slot to another one.
+    pub fn copy(&mut self, from: u32, to: u32) {
+        let (from, to) = (self.range(from), self.range(to));
+        self.memory.copy_within(from, to.start);
+    }
+
+    /// Appends the state in a slot to `content`, as little-endian f32.
+    pub fn read(&self, slot: u32, content: &mut Vec<u8>) {
+        content.extend_from_slice(bytemuck::cast_slice(&self.memory[self.range(slot)]));
+    }
+
+    /// Writes what [`read`](Self::read) returned.
+    pub fn write(&mut self, slot: u32, content: &[u8]) {
+        let range = self.range(slot);
+        bytemuck::cast_slice_mut(&mut self.memory[range]).copy_from_slice(content);
+    }
+
+    fn range(&self, slot: u32) -> Range<usize> {
+        let start = slot as usize * self.of_slot;
+        start..start + self.of_slot
+    }
 }
 
 /// The buffers of a recurrent layer, and the states of the layer.

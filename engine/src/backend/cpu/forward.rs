@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::{backend::CpuBackend, buffers::Buffers, disjoint::Disjoint, linears::Source};
 use crate::{
-    backend::{Backend, Chunk, CopyError, Logits, ScreenedRow, Screening, StepError, positions},
+    backend::{
+        Backend, Chunk, CopyError, Logits, Recurrent, ScreenedRow, Screening, StepError, positions,
+    },
     config::Linear,
     kernels::float::KvElement,
     kv::BlockId,
@@ -36,6 +38,10 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         Some(self)
     }
 
+    fn as_recurrent(&mut self) -> Option<&mut dyn Recurrent> {
+        if self.weights.config().delta_net.is_some() { Some(self) } else { None }
+    }
+
     fn ready_blocks(&mut self, count: usize) {
         self.kv.ready_blocks(count);
     }
@@ -45,9 +51,13 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         Ok(())
     }
 
-    fn with_copies(&mut self, blocks: &[BlockId]) -> Result<Box<dyn Backend>, CopyError> {
-        let kv = self.kv.with_copies(blocks);
-        Ok(Box::new(self.with_storage(kv)))
+    fn with_copies(
+        &mut self,
+        blocks: &[BlockId],
+        states: &[u32],
+    ) -> Result<Box<dyn Backend>, CopyError> {
+        let (kv, states) = (self.kv.with_copies(blocks), self.states.with_copies(states));
+        Ok(Box::new(self.with_storage(kv, states)))
     }
 
     fn block_bytes(&self) -> usize {
@@ -103,6 +113,27 @@ impl<E: KvElement + bytemuck::Pod> Screening for CpuBackend<E> {
 
     fn all(&mut self, row: ScreenedRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
         self.all_logits_of(row.hidden, logits);
+        Ok(())
+    }
+}
+
+impl<E: KvElement + bytemuck::Pod> Recurrent for CpuBackend<E> {
+    fn state_bytes(&self) -> usize {
+        self.states.bytes()
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), StepError> {
+        self.states.copy(from, to);
+        Ok(())
+    }
+
+    fn read_state(&mut self, slot: u32, content: &mut Vec<u8>) -> Result<(), StepError> {
+        self.states.read(slot, content);
+        Ok(())
+    }
+
+    fn write_state(&mut self, slot: u32, content: &[u8]) -> Result<(), StepError> {
+        self.states.write(slot, content);
         Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::{
     backend::{
-        Asynchronous, Chunk, CopyError, Logits, LogitsFor, ScreenedRow, Screening, StateSlots,
-        StepError,
+        Asynchronous, Chunk, CopyError, Logits, LogitsFor, Recurrent, ScreenedRow, Screening,
+        StateSlots, StepError,
     },
     kv::BlockId,
     sampling::{
@@ -157,6 +157,10 @@ impl Backend for HashBackend {
         Some(self)
     }
 
+    fn as_recurrent(&mut self) -> Option<&mut dyn Recurrent> {
+        if self.states.is_some() { Some(self) } else { None }
+    }
+
     fn draws_tokens(&self) -> bool {
         self.ahead
     }
@@ -265,13 +269,59 @@ impl Backend for HashBackend {
         Ok(())
     }
 
-    fn with_copies(&mut self, blocks: &[BlockId]) -> Result<Box<dyn Backend>, CopyError> {
+    fn with_copies(
+        &mut self,
+        blocks: &[BlockId],
+        slots: &[u32],
+    ) -> Result<Box<dyn Backend>, CopyError> {
         let mut copy = vec![[None; BLOCK_TOKENS]; self.blocks.len()];
         for block in blocks {
             copy[block.index()] = self.blocks[block.index()];
         }
-        let (control, states) = (self.control.clone(), self.states.clone());
+        let states = self.states.as_ref().map(|states| {
+            let mut copy = vec![Vec::new(); states.len()];
+            for slot in slots {
+                copy[*slot as usize].clone_from(&states[*slot as usize]);
+            }
+            copy
+        });
+        let control = self.control.clone();
         Ok(Box::new(Self { blocks: copy, control, states, ..*self }))
+    }
+}
+
+impl Recurrent for HashBackend {
+    fn state_bytes(&self) -> usize {
+        4 * (CONTEXT + 1)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), StepError> {
+        let states = self.states.as_mut().expect("there are recurrent layers");
+        states[to as usize] = states[from as usize].clone();
+        let mut control = self.control.lock().expect("no panic holds it");
+        match std::mem::take(&mut control.fail_copy) {
+            true => Err(StepError::Device("requested by the test".into())),
+            false => Ok(()),
+        }
+    }
+
+    fn read_state(&mut self, slot: u32, content: &mut Vec<u8>) -> Result<(), StepError> {
+        let state = &self.states.as_ref().expect("there are recurrent layers")[slot as usize];
+        let start = content.len();
+        content.extend((state.len() as u32).to_le_bytes());
+        state.iter().for_each(|token| content.extend(token.to_le_bytes()));
+        content.resize(start + self.state_bytes(), 0);
+        Ok(())
+    }
+
+    fn write_state(&mut self, slot: u32, content: &[u8]) -> Result<(), StepError> {
+        let mut words = content
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+        let length = words.next().expect("a length") as usize;
+        let states = self.states.as_mut().expect("there are recurrent layers");
+        states[slot as usize] = words.take(length).collect();
+        Ok(())
     }
 }
 

@@ -39,9 +39,11 @@ fn both_on_threads(one: &mut Harness, other: &mut Harness) {
 fn forks_on_two_threads_draw_the_same_tokens_and_release_every_block() {
     let mut requests = mixture();
     requests[3].sampling.n = 3;
-    for kind in KINDS {
+    for (kind, config) in
+        KINDS.map(|kind| (kind, config())).into_iter().chain([(Fork::Deep, recurrent())])
+    {
         for (blocks, steps) in [(200, 0), (200, 7), (14, 12), (14, 40)] {
-            let mut original = started(config(), blocks, &requests, steps);
+            let mut original = started(config, blocks, &requests, steps);
             let mut fork = original.fork(kind);
             both_on_threads(&mut original, &mut fork);
             check(&original, &requests);
@@ -154,14 +156,16 @@ fn sequence_that_fits_no_storage_is_refused_beside_a_fork() {
 
 #[test]
 fn forked_request_has_the_same_answer() {
-    for kind in KINDS {
+    for (kind, of_model) in
+        KINDS.into_iter().flat_map(|kind| [(kind, config()), (kind, recurrent())])
+    {
         for (steps, blocks, max_sequences) in
             [(0, 100, 8), (1, 100, 8), (9, 100, 8), (9, 17, 8), (9, 100, 4), (60, 11, 3)]
         {
             let mut requests = mixture();
             requests[5].sampling.n = 3;
             requests[2].sampling.stop = vec!["a".to_owned()];
-            let config = EngineConfig { max_sequences, token_budget: 20, ..config() };
+            let config = EngineConfig { max_sequences, token_budget: 20, ..of_model };
             let mut harness = started(config, blocks, &requests, steps);
             for id in (0..requests.len() as u64).map(RequestId) {
                 if let Ok(fork) = harness.engine.fork_request(id, kind) {
@@ -178,8 +182,9 @@ fn forked_request_has_the_same_answer() {
 
 #[test]
 fn forked_request_shares_blocks_or_has_copies() {
-    for (kind, added) in KINDS.into_iter().zip([0, 4]) {
-        let mut harness = started(config(), 40, &[request(1, 50, 30)], 5);
+    let kinds = KINDS.into_iter().zip([0, 4]);
+    for ((kind, added), config) in kinds.flat_map(|kind| [(kind, config()), (kind, recurrent())]) {
+        let mut harness = started(config, 40, &[request(1, 50, 30)], 5);
         assert_eq!(harness.engine.stats().blocks_used, 4);
         let fork = harness.engine.fork_request(RequestId(0), kind).expect("there is room");
         assert_eq!(harness.engine.stats().blocks_used, 4 + added);
@@ -223,6 +228,25 @@ fn failed_copies_leave_no_request_and_no_block() {
     assert!(matches!(error, Some(RequestError::Step(_))), "{error:?}");
     fork.run();
     check(&fork, &[request(1, 50, 30)]);
+}
+
+#[test]
+fn failed_copy_of_a_state_fails_its_request_alone() {
+    let mut requests = [request(1, 20, 9), request(2, 30, 9)];
+    requests[0].sampling.n = 2;
+    let mut harness = started(recurrent(), 40, &requests, 0);
+    harness.control.lock().expect("no panic").fail_copy = true;
+    harness.run();
+    let (_, error) = &harness.outputs[&RequestId(0)];
+    assert!(matches!(error, Some(RequestError::Step(_))), "{error:?}");
+    assert_eq!(harness.output(RequestId(1)).choices, expected(&requests[1]));
+}
+
+#[test]
+fn states_of_recurrent_layers_are_not_shared() {
+    let harness = started(recurrent(), 40, &[request(1, 20, 9)], 2);
+    let fork = harness.engine.fork(Fork::Shared).map(drop);
+    assert!(matches!(fork, Err(ForkError::Recurrent)), "{fork:?}");
 }
 
 #[test]

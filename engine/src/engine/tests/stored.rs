@@ -12,11 +12,21 @@ const LIMITS: FolderLimits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
 
 /// Returns an engine with the blocks of a folder, as after a restart.
 fn start(folder: &Path, blocks: usize) -> Harness {
-    let mut harness = Harness::new(EngineConfig { token_budget: 512, ..config() }, blocks);
+    start_with(config(), folder, blocks)
+}
+
+fn start_with(config: EngineConfig, folder: &Path, blocks: usize) -> Harness {
+    let mut harness = Harness::new(EngineConfig { token_budget: 512, ..config }, blocks);
     harness.engine.use_disk(
         BlockTiers::open(TierOptions::folder(folder, LIMITS)).expect("the folder can be used"),
     );
     harness
+}
+
+/// Returns the file of a block or a state.
+fn file_of(folder: &Path, name: &BlockHash) -> std::path::PathBuf {
+    let digits = name.to_string();
+    folder.join(&digits[..2]).join(format!("{}.kv", &digits[2..]))
 }
 
 /// Waits until the thread has written what it was given.
@@ -51,6 +61,56 @@ fn shared_prompt_is_not_computed_after_a_restart() {
     assert_eq!(second.engine.stats().tiers, Some(stats));
     assert_eq!(second.engine.stats().prefix_hit_tokens, 96);
     assert_eq!(answer(&mut second, &request(2, 50, 3)), 50, "another prompt");
+}
+
+#[test]
+fn state_after_a_shared_prompt_is_read_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = || start_with(recurrent(), folder.path(), 60);
+    let mut first = start();
+    assert_eq!(answer(&mut first, &request(1, 100, 5)), 100);
+    assert_eq!(answer(&mut first, &request(1, 100, 7)), 4, "from the state in memory");
+    settle(&first, 7);
+    drop(first);
+    let mut second = start();
+    // It goes on after the last state before its end; of the blocks behind it none is read.
+    let requests: Vec<Request> = (3..9).map(|tokens| request(1, 100 + tokens, tokens)).collect();
+    let ids: Vec<RequestId> = requests.iter().map(|request| second.submit(request)).collect();
+    second.run();
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(second.output(*id).choices, expected(request));
+        assert_eq!(second.output(*id).cached_tokens, 96);
+    }
+    let stats = second.engine.disk_stats().expect("a disk");
+    assert_eq!((stats.hits, stats.misses), (7, 0), "six blocks and a state are read once");
+    assert_eq!(answer(&mut second, &request(2, 50, 3)), 50, "another prompt");
+    drop(second);
+    // Blocks without a state are of no use.
+    let root = BlockHash::root("hash", &[]);
+    let chain = BlockHash::chain(root, &request(1, 96, 1).prompt);
+    fs::remove_file(file_of(folder.path(), &chain[5].of_state())).expect("the state is there");
+    let mut third = start();
+    assert_eq!(answer(&mut third, &request(1, 100, 9)), 100);
+    assert_eq!(third.engine.disk_stats().expect("a disk").hits, 0);
+    assert_eq!(answer(&mut third, &request(1, 100, 5)), 4);
+    settle(&third, 7);
+}
+
+#[test]
+fn state_of_another_size_is_computed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = start_with(recurrent(), folder.path(), 60);
+    answer(&mut first, &request(1, 100, 1));
+    answer(&mut first, &request(1, 100, 2));
+    settle(&first, 7);
+    drop(first);
+    let chain = BlockHash::chain(BlockHash::root("hash", &[]), &request(1, 96, 1).prompt);
+    let name = chain[5].of_state();
+    fs::remove_file(file_of(folder.path(), &name)).expect("the state is there");
+    let mut files = BlockFolder::open(folder.path(), LIMITS).expect("the folder can be used");
+    files.store(&name, 5, b"too short", |_| false).expect("it is written");
+    let mut second = start_with(recurrent(), folder.path(), 60);
+    assert_eq!(answer(&mut second, &request(1, 120, 3)), 120);
 }
 
 #[test]
@@ -143,14 +203,24 @@ fn blocks_of_another_size_are_computed() {
 
 #[test]
 fn tokens_are_the_same_whatever_happens_to_the_files() {
+    spoil_files(config(), 4 * 7);
+}
+
+#[test]
+fn tokens_are_the_same_whatever_happens_to_states() {
+    spoil_files(recurrent(), 4 * 8);
+}
+
+/// Changes and deletes files between restarts; prompts that are used twice have so many.
+fn spoil_files(config: EngineConfig, count: u64) {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut first = start(folder.path(), 60);
+    let mut first = start_with(config, folder.path(), 60);
     for tokens in 1..3 {
         for kind in 0..4 {
             answer(&mut first, &request(kind, 120, tokens));
         }
     }
-    settle(&first, 4 * 7);
+    settle(&first, count);
     drop(first);
     let files = |folder: &Path| -> Vec<std::path::PathBuf> {
         let folders = fs::read_dir(folder).expect("it can be read").flatten();
@@ -186,7 +256,7 @@ fn tokens_are_the_same_whatever_happens_to_the_files() {
             }
             fs::write(one, bytes).expect("it can be written");
         }
-        let mut harness = start(folder.path(), 60);
+        let mut harness = start_with(config, folder.path(), 60);
         let requests: Vec<Request> = (0..8).map(|at| request(at % 4, 120, 2 + round % 5)).collect();
         let ids: Vec<RequestId> = requests.iter().map(|r| harness.submit(r)).collect();
         harness.run();
@@ -197,6 +267,6 @@ fn tokens_are_the_same_whatever_happens_to_the_files() {
         for kind in 0..4 {
             answer(&mut harness, &request(kind, 120, 2));
         }
-        settle(&harness, 4 * 7);
+        settle(&harness, count);
     }
 }

@@ -19,8 +19,8 @@ use self::thread::Thread;
 use super::{BlockFolder, FolderError, FolderLimits, TierStats, host::HostBlocks, stats::Counters};
 use crate::kv::BlockHash;
 
-/// Blocks that wait to be written; more are not written.
-const WRITES_MAX: usize = 64;
+/// Bytes of blocks and states that wait to be written; while there are so many, no more are.
+const WRITES_MAX: u64 = 64 << 20;
 /// Requests that wait for the thread.
 const REQUESTS_MAX: usize = 4096;
 /// Bytes of blocks that were read and not taken yet; further reads wait.
@@ -36,7 +36,32 @@ pub(crate) struct Fetch {
     /// Blocks before them in the chain.
     pub depth: usize,
     /// Receives the answer.
-    pub answer: Sender<Fetched>,
+    pub answer: Sender<Answer>,
+}
+
+/// Names to look for: the first one that a tier of this machine has.
+#[derive(Debug)]
+pub(crate) struct Find {
+    /// The names, in order of preference.
+    pub hashes: Vec<BlockHash>,
+    /// Receives the answer.
+    pub answer: Sender<Answer>,
+}
+
+/// What a search found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The first name of the search.
+    pub first: BlockHash,
+    /// The place of what was found among the names.
+    pub at: Option<usize>,
+}
+
+/// The answer to a fetch or a search.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Fetched(Fetched),
+    Found(Found),
 }
 
 /// The tiers to use, the fastest first.
@@ -110,6 +135,7 @@ impl Fetched {
 #[derive(Debug)]
 enum Request {
     Fetch(Fetch),
+    Find(Find),
     /// A block, the number of blocks before it in its chain, and its content.
     Store(BlockHash, usize, Vec<u8>),
     /// Changes how many waiting requests will use these blocks.
@@ -132,7 +158,7 @@ pub struct BlockTiers {
 #[derive(Debug, Clone, Default)]
 struct Shared {
     counters: Arc<Counters>,
-    /// Blocks that wait to be written.
+    /// Bytes that wait to be written.
     waiting_writes: Arc<AtomicU64>,
     spare: Arc<ContentBuffers>,
 }
@@ -184,21 +210,27 @@ impl BlockTiers {
         self.requests.try_send(Request::Fetch(fetch)).is_ok()
     }
 
+    /// Starts to look for names. Returns false if too many requests wait: then there is no answer.
+    pub(crate) fn find(&self, find: Find) -> bool {
+        self.requests.try_send(Request::Find(find)).is_ok()
+    }
+
     /// Takes back the memory of a content that was read.
     pub(crate) fn reuse(&self, content: Vec<u8>) {
         self.shared.spare.give(content);
     }
 
-    /// Returns whether a block may be written now.
+    /// Returns whether a block or a state may be written now.
     pub(crate) fn has_room(&self) -> bool {
-        self.shared.waiting_writes.load(Ordering::Relaxed) < WRITES_MAX as u64
+        self.shared.waiting_writes.load(Ordering::Relaxed) < WRITES_MAX
     }
 
-    /// Starts to write a block.
+    /// Starts to write a block, or a state with the number of blocks before its last one.
     pub(crate) fn store(&self, hash: BlockHash, depth: usize, content: Vec<u8>) {
-        self.shared.waiting_writes.fetch_add(1, Ordering::Relaxed);
+        let bytes = content.len() as u64;
+        self.shared.waiting_writes.fetch_add(bytes, Ordering::Relaxed);
         if self.requests.try_send(Request::Store(hash, depth, content)).is_err() {
-            self.shared.waiting_writes.fetch_sub(1, Ordering::Relaxed);
+            self.shared.waiting_writes.fetch_sub(bytes, Ordering::Relaxed);
             self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
         }
     }

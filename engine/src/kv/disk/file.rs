@@ -6,7 +6,7 @@
 //! | 8 to 39 | hash of the block |
 //! | 40 to 47 | length of the content, little-endian |
 //! | 48 to 79 | BLAKE3 of bytes 0 to 47 and of the content |
-//! | 80 to the end | the content: keys and values of all layers, as the backend stores them |
+//! | 80 to the end | the content: keys and values of all layers, or the state of all recurrent layers, as the backend stores them |
 
 use std::{
     fs::File,

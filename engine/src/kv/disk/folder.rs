@@ -155,6 +155,11 @@ impl BlockFolder {
         self.entries.contains_key(hash)
     }
 
+    /// Returns whether there is a file of the block now, of this process or another one.
+    pub fn has_file(&self, hash: &BlockHash) -> bool {
+        self.contains(hash) || self.path_of(hash).is_file()
+    }
+
     /// Reads a block with this many blocks before it in its chain. `None` unless every byte is as it was written; a
     /// damaged file is deleted.
     pub fn load(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
@@ -199,7 +204,7 @@ impl BlockFolder {
         is_wanted: impl Fn(&BlockHash) -> bool,
     ) -> Result<bool, FolderError> {
         let path = self.path_of(hash);
-        if self.contains(hash) || path.is_file() {
+        if self.has_file(hash) {
             return Ok(true);
         }
         let bytes = (file::HEAD_BYTES + content.len()) as u64;

@@ -36,6 +36,11 @@ impl HostBlocks {
         self.bytes
     }
 
+    /// Returns whether the block is there.
+    pub fn contains(&self, hash: &BlockHash) -> bool {
+        self.blocks.contains_key(hash)
+    }
+
     /// Returns a block, which was used now.
     pub fn get(&mut self, hash: &BlockHash) -> Option<Vec<u8>> {
         let entry = self.blocks.get_mut(hash)?;

@@ -23,7 +23,7 @@ fn sequences_without_work_are_refused_after_the_limit_of_stalls() {
     add(&mut scheduler, normal(0), 5);
     add(&mut scheduler, normal(1), 100);
     step(&mut scheduler);
-    let without_prefill = StepLimits { prefill: Some(0), decodes: None };
+    let without_prefill = StepLimits { prefill: Some(0), ..StepLimits::default() };
     for _ in 0..3 {
         assert_eq!(spans(&step_within(&mut scheduler, without_prefill)).len(), 1, "a decode");
     }
@@ -38,7 +38,7 @@ fn waiting_for_a_turn_is_no_stall_but_waiting_for_a_prefill_is() {
         add(&mut scheduler, normal(request), 5);
     }
     step(&mut scheduler);
-    let one = StepLimits { prefill: Some(0), decodes: Some(1) };
+    let one = StepLimits { prefill: Some(0), decodes: Some(1), ..StepLimits::default() };
     for _ in 0..9 {
         assert_eq!(step_within(&mut scheduler, one).chunks.len(), 1);
     }
@@ -126,7 +126,7 @@ fn a_deep_fork_runs_with_exactly_as_many_free_blocks_as_it_copies() {
         add(&mut scheduler, normal(3), 20);
         step(&mut scheduler);
         assert_eq!(scheduler.cache().held(), 4);
-        scheduler.fork(normal(0), child, Fork::Deep, |_, _| copies += 1);
+        scheduler.fork(normal(0), child, Fork::Deep, |_| copies += 1);
         assert_eq!(scheduler.state(child), Some(state), "{total} blocks");
         assert_eq!(copies, if state == State::Decoding { 2 } else { 0 });
     }
@@ -156,7 +156,7 @@ fn blocks_that_a_fork_holds_are_not_the_next_ones_of_a_chunk() {
     step(&mut scheduler);
     assert_eq!(scheduler.sequences[&normal(0)].blocks.len(), 2);
     let child = SequenceId { choice: 1, ..normal(0) };
-    scheduler.fork(normal(0), child, Fork::Shared, |_, _| {});
+    scheduler.fork(normal(0), child, Fork::Shared, |_| {});
     scheduler.propose(|_, _, _| {});
     let plan = plan(&mut scheduler);
     let table = |planned| scheduler.chunk(planned).blocks;

@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     super::{BlockFolder, file, host::HostBlocks},
-    Fetch, Fetched, RemoteBlocks, Request, Shared, Staged,
+    Answer, Fetch, Fetched, Find, Found, RemoteBlocks, Request, Shared, Staged,
 };
 use crate::kv::BlockHash;
 
@@ -80,8 +80,10 @@ impl Thread {
         while let Ok(request) = inbox.recv() {
             match request {
                 Request::Fetch(fetch) => self.fetch(fetch),
+                Request::Find(find) => self.find(find),
                 Request::Store(hash, depth, content) => {
-                    self.shared.waiting_writes.fetch_sub(1, Ordering::Relaxed);
+                    let bytes = content.len() as u64;
+                    self.shared.waiting_writes.fetch_sub(bytes, Ordering::Relaxed);
                     self.store(hash, depth, &content);
                 }
                 Request::Expect(hashes, change) => self.expect(hashes, change),
@@ -164,7 +166,18 @@ impl Thread {
         // The engine may be gone.
         let bytes = blocks.iter().map(|(_, content)| content.len() as u64).sum();
         let staged = Staged::new(bytes, &self.staged);
-        let _ = answer.send(Fetched { first, blocks, missing, time: began.elapsed(), staged });
+        let time = began.elapsed();
+        let _ = answer.send(Answer::Fetched(Fetched { first, blocks, missing, time, staged }));
+    }
+
+    fn find(&self, Find { hashes, answer }: Find) {
+        let Some(first) = hashes.first().copied() else { return };
+        let has = |hash: &BlockHash| {
+            let of_folder = self.folder.as_ref();
+            self.host.contains(hash) || of_folder.is_some_and(|folder| folder.has_file(hash))
+        };
+        // The engine may be gone.
+        let _ = answer.send(Answer::Found(Found { first, at: hashes.iter().position(has) }));
     }
 
     /// Waits until what was read before is taken; false if that takes too long.
