@@ -138,7 +138,7 @@ impl Engine {
             pace: Pace::new(config.step_target, config.rows),
             full_steps: config
                 .step_target
-                .map(|target| FullSteps::new(target, config.token_budget)),
+                .map(|target| FullSteps::new(target, config.rows.most, config.token_budget)),
             drafts: has_drafts.then(Drafts::default),
             stored: None,
             active: BTreeMap::new(),

@@ -67,7 +67,7 @@ impl Engine {
     /// Returns the limits of the next step: while a caller reads along or waits for the first token, it is short.
     fn limits(&self) -> StepLimits {
         let decoding = |highest| self.scheduler.decoding(Some(highest));
-        let rows = self.full_steps.as_ref().and_then(FullSteps::limit);
+        let rows = self.full_steps.as_ref().map(FullSteps::limit);
         if self.scheduler.is_interactive() {
             return self.pace.limits(decoding(true), decoding(false));
         }

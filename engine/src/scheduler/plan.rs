@@ -267,7 +267,7 @@ impl Scheduler {
     fn add_drafts(&mut self, id: SequenceId, filling: &mut Filling<'_>) -> usize {
         let sequence = &self.sequences[&id];
         let length = sequence.tokens.len();
-        let mut most = sequence.proposed.len().min(filling.budget.saturating_sub(1));
+        let mut most = sequence.proposed.len().min(filling.budget.saturating_sub(sequence.left()));
         for index in blocks_for(length)..blocks_for(length + most) {
             if !self.take_block(id, index, filling) {
                 most = index * BLOCK_TOKENS - length;

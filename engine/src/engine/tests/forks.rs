@@ -101,7 +101,8 @@ fn fork_keeps_the_state_and_counts_from_zero() {
 
 #[test]
 fn shared_fork_of_a_long_sequence_takes_two_blocks_at_most() {
-    let config = EngineConfig { context_length: 4096, token_budget: 512, ..config() };
+    let config =
+        EngineConfig { context_length: 4096, token_budget: 512, step_target: None, ..config() };
     for kind in KINDS {
         let mut original = started(config, 300, &[request(1, 2040, 30)], 8);
         let before = original.engine.stats().blocks_used;
