@@ -9,12 +9,24 @@ use crate::{
 /// Positions per step, few enough that their logits do not take much memory.
 const CHUNK_TOKENS: usize = 64;
 
+/// A logit is infinite or not a number: weights of the model are too large for f32, or too small.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("the logits of position {position} are of no use: that of token {token} is {logit}")]
+pub struct NotFinite {
+    /// Position of the first such logit.
+    pub position: usize,
+    /// Its token.
+    pub token: usize,
+    /// Its value.
+    pub logit: f32,
+}
+
 /// Runs `tokens` from position 0 in KV blocks 0, 1, … of `backend`, and passes the logits to `each`, some
 /// positions at a time, in order. // (positions, vocab)
 ///
 /// # Errors
-/// If a token is not in the vocabulary, the backend has too few blocks, or `each` returns an error.
-pub fn each_position<E: From<StepError>>(
+/// If a token is not in the vocabulary, the backend has too few blocks, a logit is not finite, or `each` returns an error.
+pub fn each_position<E: From<StepError> + From<NotFinite>>(
     backend: &mut dyn Backend,
     tokens: &[u32],
     mut each: impl FnMut(&[f32]) -> Result<(), E>,
@@ -30,9 +42,20 @@ pub fn each_position<E: From<StepError>>(
             logits: LogitsFor::All,
         };
         backend.step(&[chunk], &mut logits)?;
+        check(logits.all(), backend.vocab_size(), index * CHUNK_TOKENS)?;
         each(logits.all())?;
     }
     Ok(())
+}
+
+/// Checks logits of positions from `first` on.
+fn check(logits: &[f32], vocab: usize, first: usize) -> Result<(), NotFinite> {
+    match logits.iter().position(|logit| !logit.is_finite()) {
+        None => Ok(()),
+        Some(at) => {
+            Err(NotFinite { position: first + at / vocab, token: at % vocab, logit: logits[at] })
+        }
+    }
 }
 
 /// Returns the `count` largest logits of one position, largest first, the lower id first among equals.
@@ -47,6 +70,18 @@ pub fn top(logits: &[f32], count: usize) -> Vec<TokenLogit> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logits_that_are_not_finite_are_named_by_position_and_token() {
+        let mut logits = vec![0.5; 3 * 10];
+        assert_eq!(check(&logits, 10, 64), Ok(()));
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            logits[17] = wrong;
+            let error = check(&logits, 10, 64).expect_err("it is not finite");
+            assert_eq!((error.position, error.token), (65, 7));
+            assert!(error.to_string().contains("position 65"), "{error}");
+        }
+    }
 
     #[test]
     fn top_sorts_by_logit_then_by_token() {

@@ -157,6 +157,8 @@ fn a_folder_is_the_same_model() {
         let message = config_refusal("maple-tiny", |config| config[key] = value);
         assert!(message.contains(key), "{key}: {message}");
     }
+    let message = config_refusal("maple-tiny", |config| config["num_experts_per_tok"] = json!(9));
+    assert!(message.ends_with("is 9, expected at most num_experts"), "{message}");
 }
 
 #[test]
@@ -222,6 +224,8 @@ fn settings_that_do_not_fit_are_refused() {
         };
         assert!(error.contains(named), "{key}: {error}");
     }
+    let error = refused(&|file| file.set_u32("maple.expert_used_count", 9));
+    assert!(error.ends_with("is 9, expected at most expert_count"), "{error}");
     for key in [
         "expert_count",
         "expert_used_count",
@@ -240,6 +244,29 @@ fn settings_that_do_not_fit_are_refused() {
         let error = refused(&|file| file.set_bytes(&key, values));
         assert!(error.contains(&key), "{key}: {error}");
     }
+}
+
+#[test]
+fn router_of_one_expert_may_have_one_or_two_dimensions() {
+    let fingerprint = |dims: &[u64]| {
+        let mut file = RawGguf::read(&golden(FILES[1]));
+        file.set_u32("maple.expert_count", 1);
+        file.set_u32("maple.expert_used_count", 1);
+        for layer in 0..4 {
+            for part in ["gate", "up", "down"] {
+                let experts = file.tensor(&format!("blk.{layer}.ffn_{part}_exps.weight"));
+                experts.dims[2] = 1;
+                experts.bytes.truncate(experts.bytes.len() / 8);
+            }
+            let router = file.tensor(&format!("blk.{layer}.ffn_gate_inp.weight"));
+            router.bytes.truncate(4 * 256);
+            router.dims = dims.to_vec();
+        }
+        Model::open_gguf_bytes("one", file.bytes(32)).unwrap().fingerprint().unwrap()
+    };
+    let one = fingerprint(&[256]);
+    assert_eq!(fingerprint(&[256, 1]), one);
+    assert_eq!(fingerprint(&[256, 1, 1]), one);
 }
 
 #[test]

@@ -458,6 +458,61 @@ fn settings_of_text_may_be_apart_and_others_are_refused() {
 }
 
 #[test]
+fn sections_of_rope_are_counts_and_change_nothing_for_text() {
+    const KEY: &str = "qwen35.rope.dimension_sections";
+    let file = || RawGguf::read(&golden(FILES[0]));
+    let open = |file: &RawGguf| Model::open_gguf_bytes("changed", file.bytes(32));
+    let plain = open(&file()).unwrap().fingerprint().unwrap();
+    for sections in [&[3, 3, 2, 0][..], &[11, 11, 10], &[0; 4], &[]] {
+        let mut file = file();
+        file.set_i32s(KEY, sections);
+        assert_eq!(open(&file).unwrap().fingerprint().unwrap(), plain, "{sections:?}");
+    }
+    let refused = |edit: &dyn Fn(&mut RawGguf)| {
+        let mut file = file();
+        edit(&mut file);
+        let error = open(&file).unwrap_err();
+        assert!(matches!(&error, ModelError::BadKey { key, .. } if key == KEY), "{error}");
+    };
+    refused(&|file| file.set_text(KEY, "abc"));
+    refused(&|file| file.set_u32(KEY, 3));
+    refused(&|file| file.set_f32s(KEY, &[3.0, 3.0, 2.0, 0.0]));
+    refused(&|file| file.set_texts(KEY, &["3", "3"]));
+    refused(&|file| file.set_i32s(KEY, &[-3, 3, 2, 0]));
+    refused(&|file| file.set_i32s(KEY, &[3, 3, 2, 0, 0]));
+}
+
+#[test]
+fn positive_rates_of_a_decay_are_refused_as_such() {
+    let mut file = RawGguf::read(&golden(FILES[0]));
+    file.tensor("blk.0.ssm_a").bytes[4..8].copy_from_slice(&5f32.to_le_bytes());
+    let model = Model::open_gguf_bytes("grows", file.bytes(32)).unwrap();
+    let error = model.fingerprint().unwrap_err().to_string();
+    assert!(
+        error.contains("blk.0.ssm_a") && error.ends_with("rate 5 of a decay is above 0"),
+        "{error}"
+    );
+}
+
+#[test]
+fn share_that_rope_turns_is_named_where_it_is() {
+    const KEY: &str = "partial_rotary_factor";
+    let in_block = |value: Value| {
+        config_refusal("qwen35-tiny", |config| config["rope_parameters"][KEY] = value)
+    };
+    for value in [json!(1.5), json!("half"), json!(0.0)] {
+        let message = in_block(value.clone());
+        assert!(message.contains(&format!("rope_parameters.{KEY} is {value}")), "{message}");
+    }
+    let beside = config_refusal("qwen35-tiny", |config| {
+        config.as_object_mut().unwrap().remove("rope_parameters");
+        config["rope_theta"] = json!(1e7);
+        config[KEY] = json!(1.5);
+    });
+    assert!(beside.contains(&format!("key {KEY} is 1.5")), "{beside}");
+}
+
+#[test]
 fn files_in_a_rotated_basis_are_one_model_and_other_bases_are_refused() {
     let [first, second, third] = ROTATED.map(|file| open_shared(file).fingerprint().unwrap());
     assert!(first == second && second == third);

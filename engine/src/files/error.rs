@@ -205,6 +205,8 @@ pub enum Problem {
     BadScale(f32),
     /// The scale of a group is negative, infinite or not a number.
     BadGroupScale(f32),
+    /// The rate of a decay is positive: the state would grow.
+    Growth(f32),
     /// A weight is not −s, 0 or s, where s is the largest magnitude of its group of inputs.
     NotTernary {
         /// The weight.
@@ -262,6 +264,7 @@ impl fmt::Display for Problem {
             Self::BadGroupScale(scale) => {
                 write!(f, "scale {scale} of a group is not a finite number of at least 0")
             }
+            Self::Growth(rate) => write!(f, "rate {rate} of a decay is above 0"),
             Self::NotTernary { weight, scale, group } => write!(
                 f,
                 "weight {weight} is neither 0 nor ±{scale}, the largest of its group of {group}: the model is not ternary"

@@ -138,7 +138,7 @@ impl Model {
         }
         if tensor == LayerTensor::Decay && values.iter().any(|rate| *rate > 0.0) {
             let offset = found.span.range.start as u64;
-            let problem = Problem::BadScale(values.into_iter().fold(0.0, f32::max));
+            let problem = Problem::Growth(values.into_iter().fold(0.0, f32::max));
             return Err(ModelError::bad_tensor(&found.name, offset, problem));
         }
         if let Some(delta) = self.tiled_heads() {
@@ -264,11 +264,27 @@ impl Model {
         self.dense(self.parts.tensors.head.as_ref().unwrap_or(&self.parts.tensors.embedding))
     }
 
-    /// Returns the identity of what the model computes; see [`Fingerprint`]. The first call reads the
-    /// whole model.
+    /// Checks that the embedding and the head have only finite values. Ternary ones are checked when they are decoded.
     ///
     /// # Errors
-    /// As [`Model::ternary`] and [`Model::norm`].
+    /// [`ModelError::BadTensor`] with the first value that is infinite or not a number.
+    pub(crate) fn check_tables(&self) -> Result<(), ModelError> {
+        let tensors = &self.parts.tensors;
+        let tables = [&tensors.embedding].into_iter().chain(&tensors.head);
+        for table in tables.filter(|_| !self.parts.config.ternary_tables) {
+            if let Some(at) = self.dense(table).first_not_finite() {
+                let offset = (table.span.range.start + at) as u64;
+                return Err(ModelError::bad_tensor(&table.name, offset, Problem::NotFinite));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the identity of what the model computes; see [`Fingerprint`]. The first call reads the
+    /// whole model, and so finds every value that cannot be decoded.
+    ///
+    /// # Errors
+    /// As [`Model::ternary`] and [`Model::norm`], or a value of the embedding or the head is infinite or not a number.
     pub fn fingerprint(&self) -> Result<Fingerprint, ModelError> {
         if let Some(known) = self.fingerprint.get() {
             return Ok(*known);
@@ -280,6 +296,7 @@ impl Model {
     /// Hashes the parts in the order that [`Fingerprint`] states. Tensors follow one another, so that memory holds one
     /// decoded tensor.
     fn compute_fingerprint(&self) -> Result<Fingerprint, ModelError> {
+        self.check_tables()?;
         let config = self.config();
         let mut hasher = FingerprintHasher::new(config, self.tokenizer());
         for (layer, linear) in linears(config) {

@@ -26,6 +26,12 @@ pub struct TensorInfo {
     pub size_bytes: u64,
 }
 
+/// Returns whether two shapes are of the same elements in the same order: dimensions of 1 say nothing of it.
+pub(crate) fn is_same_shape(a: &[u64], b: &[u64]) -> bool {
+    let counts = |dim: &&u64| **dim != 1;
+    a.iter().filter(counts).eq(b.iter().filter(counts))
+}
+
 /// Location of a tensor's bytes: index of the file, and range in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {

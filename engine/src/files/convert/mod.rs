@@ -23,6 +23,7 @@ pub use target::{Report, Target};
 /// [`ModelError::Unconvertible`] names the tensor that the target cannot hold. Errors while reading
 /// the model or writing the file are returned as they are.
 pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
+    model.check_tables()?;
     match to {
         Target::Folder => folder::write(model, out),
         Target::GgufI2S

@@ -1,6 +1,7 @@
 //! Dense matrices (the embedding and the head), read in place row by row.
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use super::{
     blocks::{self, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
@@ -119,6 +120,51 @@ impl<'a> Dense<'a> {
         assert_eq!(out.len(), self.cols, "row buffer");
         widen(self.dtype, self.row_bytes(row), out);
     }
+
+    /// Returns where the first element lies that is infinite or not a number, or the first block with such a scale; in bytes.
+    pub(crate) fn first_not_finite(&self) -> Option<usize> {
+        const PART_BLOCKS: usize = 1 << 18;
+        let (_, block) = self.dtype.block();
+        let part = PART_BLOCKS * block;
+        let is_wrong = |bytes: &[u8]| has_not_finite(self.dtype, bytes);
+        let start = self.bytes.par_chunks(part).position_first(is_wrong)? * part;
+        let within = self.bytes[start..].chunks_exact(block).position(is_wrong)?;
+        Some(start + within * block)
+    }
+}
+
+/// Returns whether whole blocks have a value that is infinite or not a number: by the exponents of elements, or of scales.
+fn has_not_finite(dtype: DenseType, bytes: &[u8]) -> bool {
+    const EXPONENT_OF_F16: u16 = 0x7c00;
+    // Without an early exit, the loops over elements are vectorized.
+    let halves = |exponent: u16| {
+        let halves = bytes.as_chunks::<2>().0.iter().map(|half| u16::from_le_bytes(*half));
+        halves.fold(false, |found, half| found | (half & exponent == exponent))
+    };
+    let singles = |exponent: u32| {
+        let singles = bytes.as_chunks::<4>().0.iter().map(|single| u32::from_le_bytes(*single));
+        singles.fold(false, |found, single| found | (single & exponent == exponent))
+    };
+    let scale = |block: &[u8], at: usize| {
+        u16::from_le_bytes([block[at], block[at + 1]]) & EXPONENT_OF_F16 == EXPONENT_OF_F16
+    };
+    let scales = |places: &[usize]| {
+        let mut blocks = bytes.chunks_exact(dtype.block().1);
+        blocks.any(|block| places.iter().any(|&at| scale(block, at)))
+    };
+    match dtype {
+        DenseType::F32 => singles(0x7f80_0000),
+        DenseType::F16 => halves(EXPONENT_OF_F16),
+        DenseType::Bf16 => halves(0x7f80),
+        DenseType::Q8_0 => scales(&[0]),
+        DenseType::Q6K => scales(&[208]),
+        DenseType::Q4K => scales(&[0, 2]),
+        DenseType::Q2_0 => scales(&[blocks::Q2_0.scale_at()]),
+        DenseType::Pq2_0 => scales(&[blocks::PQ2_0.scale_at()]),
+        DenseType::Ptq1_0 => scales(&[blocks::PTQ1_0.scale_at()]),
+        DenseType::Tq1_0 => scales(&[blocks::TQ1_0.scale_at()]),
+        DenseType::Tq2_0 => scales(&[blocks::TQ2_0.scale_at()]),
+    }
 }
 
 /// Decodes whole blocks of `bytes` into `out`; the caller checks the lengths.
@@ -153,4 +199,62 @@ pub(crate) fn widen(dtype: DenseType, bytes: &[u8], out: &mut [f32]) {
 /// Returns the little-endian bytes of values.
 pub(crate) fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TYPES: [DenseType; 11] = [
+        DenseType::F32,
+        DenseType::F16,
+        DenseType::Bf16,
+        DenseType::Q8_0,
+        DenseType::Q6K,
+        DenseType::Q4K,
+        DenseType::Q2_0,
+        DenseType::Pq2_0,
+        DenseType::Ptq1_0,
+        DenseType::Tq1_0,
+        DenseType::Tq2_0,
+    ];
+
+    /// Returns the first byte that the search names in these bytes.
+    fn found(dtype: DenseType, bytes: &[u8]) -> Option<usize> {
+        let cols = dtype.block().0;
+        let dense = Dense { dtype, rows: bytes.len() / dtype.block().1, cols, bytes };
+        dense.first_not_finite()
+    }
+
+    #[test]
+    fn every_value_that_is_not_finite_is_found_with_its_block() {
+        for dtype in TYPES {
+            let (elements, len) = dtype.block();
+            let blocks = 5;
+            assert_eq!(found(dtype, &vec![0; blocks * len]), None, "{}", dtype.name());
+            // Sets every bit of one byte, or of two, and compares with the decoded values.
+            for (at, wide) in (0..blocks * len - 1).flat_map(|at| [(at, 1), (at, 2)]) {
+                let mut bytes = vec![0; blocks * len];
+                bytes[at..at + wide].fill(0xff);
+                let mut values = vec![0f32; blocks * elements];
+                widen(dtype, &bytes, &mut values);
+                let first = values.iter().position(|value| !value.is_finite());
+                let expected = first.map(|element| element / elements * len);
+                assert_eq!(found(dtype, &bytes), expected, "{} at {at}", dtype.name());
+            }
+        }
+    }
+
+    #[test]
+    fn largest_finite_values_are_accepted_in_any_part() {
+        let largest = [f16::MAX, f16::MIN].map(|value| value.to_le_bytes());
+        let mut bytes = largest.concat().repeat(1 << 18);
+        assert_eq!(found(DenseType::F16, &bytes), None);
+        for at in [0, (1 << 19) + 6, (1 << 20) - 2] {
+            let kept = [bytes[at], bytes[at + 1]];
+            bytes[at..at + 2].copy_from_slice(&f16::NEG_INFINITY.to_le_bytes());
+            assert_eq!(found(DenseType::F16, &bytes), Some(at));
+            bytes[at..at + 2].copy_from_slice(&kept);
+        }
+    }
 }

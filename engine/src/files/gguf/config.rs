@@ -71,7 +71,7 @@ pub(crate) fn parse(
         })?;
     let pooling = pooling(&keys, architecture)?;
     let layer_count = keys.required_size("block_count", LAYERS_MAX)?;
-    let delta_net = is_hybrid.then(|| delta_net(&keys)).transpose()?;
+    let delta_net = is_hybrid.then(|| delta_net(file, &keys)).transpose()?;
     if delta_net.is_some_and(|delta| layer_count < delta.attention_interval) {
         return Err(keys.bad("full_attention_interval", "at most block_count"));
     }
@@ -143,7 +143,8 @@ fn is_qwen(architecture: Architecture) -> bool {
 }
 
 /// Reads the recurrent layers. Whether their rates are dense is found with the tensors.
-fn delta_net(keys: &Keys<'_>) -> Result<DeltaNet, ModelError> {
+fn delta_net(file: &str, keys: &Keys<'_>) -> Result<DeltaNet, ModelError> {
+    check_sections(file, keys)?;
     let attention_interval = keys.size("full_attention_interval", LAYERS_MAX)?.unwrap_or(4);
     let key_heads = keys.required_size("ssm.group_count", WIDTH_MAX)?;
     let value_heads = keys.required_size("ssm.time_step_rank", WIDTH_MAX)?;
@@ -166,6 +167,22 @@ fn delta_net(keys: &Keys<'_>) -> Result<DeltaNet, ModelError> {
         return Err(keys.bad("ssm.inner_size", "ssm.time_step_rank times ssm.state_size"));
     }
     Ok(delta)
+}
+
+/// Checks the sections of RoPE. They change nothing for text, of which all positions are equal, but a key of another kind means
+/// something else.
+fn check_sections(file: &str, keys: &Keys<'_>) -> Result<(), ModelError> {
+    const KEY: &str = "rope.dimension_sections";
+    const SECTIONS_MAX: usize = 4;
+    let Some(sections) = keys.array(KEY)? else { return Ok(()) };
+    let is_count = |value: &Value<'_>| match value {
+        Value::Unsigned(_) => true,
+        Value::Signed(count) => *count >= 0,
+        _ => false,
+    };
+    let counts = sections.len() <= SECTIONS_MAX
+        && sections.values(file).all(|value| value.is_ok_and(|value| is_count(&value)));
+    if counts { Ok(()) } else { Err(keys.bad(KEY, "up to four whole numbers of at least 0")) }
 }
 
 /// Reads the number of elements of a head that RoPE turns.

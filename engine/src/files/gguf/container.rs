@@ -5,7 +5,10 @@
 //! Everything borrows from the file's bytes: arrays stay as bytes and are walked when read, so a file
 //! that announces 2⁶⁰ entries fails at the end of its bytes, not at an allocation.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use crate::files::error::{ModelError, Problem, shorten};
 
@@ -18,7 +21,7 @@ const NAME_BYTES_MAX: u64 = 1 << 16;
 /// Most dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
 
-/// A metadata value.
+/// A metadata value. It is shown shortened, for error messages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
     /// Any unsigned integer type.
@@ -33,6 +36,19 @@ pub enum Value<'a> {
     Text(&'a str),
     /// A list of values of one type.
     Array(Array<'a>),
+}
+
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsigned(number) => number.fmt(f),
+            Self::Signed(number) => number.fmt(f),
+            Self::Float(number) => number.fmt(f),
+            Self::Bool(flag) => flag.fmt(f),
+            Self::Text(text) => f.write_str(&shorten(text)),
+            Self::Array(array) => write!(f, "a list of {}", array.len()),
+        }
+    }
 }
 
 /// A metadata array as bytes; the parser has checked that every element lies inside the file.
@@ -103,7 +119,7 @@ pub fn parse<'a>(file: &'a str, bytes: &'a [u8]) -> Result<Gguf<'a>, ModelError>
         return Err(reader.error_at(0, Problem::BadMagic));
     }
     let version = reader.u32()?;
-    if version.swap_bytes() <= 0xffff {
+    if (1..=0xffff).contains(&version.swap_bytes()) {
         return Err(reader.error_at(4, Problem::Other("big-endian files are not supported")));
     }
     if !(2..=3).contains(&version) {
@@ -132,7 +148,7 @@ pub fn parse<'a>(file: &'a str, bytes: &'a [u8]) -> Result<Gguf<'a>, ModelError>
         Some(value) => {
             return Err(ModelError::BadKey {
                 key: "general.alignment".to_owned(),
-                value: shorten(format!("{value:?}")),
+                value: value.to_string(),
                 expected: "a power of two up to 2^20",
             });
         }

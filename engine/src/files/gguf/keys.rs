@@ -19,15 +19,7 @@ impl<'a> Keys<'a> {
     }
 
     fn shown(&self, key: &str) -> String {
-        match self.get(key) {
-            None => "absent".to_owned(),
-            Some(Value::Text(text)) => shorten(text),
-            Some(Value::Array(array)) => format!("a list of {}", array.len()),
-            Some(Value::Unsigned(number)) => number.to_string(),
-            Some(Value::Signed(number)) => number.to_string(),
-            Some(Value::Float(number)) => number.to_string(),
-            Some(Value::Bool(flag)) => flag.to_string(),
-        }
+        self.get(key).map_or_else(|| "absent".to_owned(), |value| value.to_string())
     }
 
     pub fn bad(&self, key: &str, expected: &'static str) -> ModelError {

@@ -39,7 +39,10 @@ pub(super) fn experts(
 ) -> Result<Experts, ModelError> {
     const BOUNDS: &str = "swiglu_clamp_exp";
     let count = keys.required_size("expert_count", u64::from(u16::MAX))?;
-    let used = keys.required_size("expert_used_count", count as u64)?;
+    let used = keys.required_size("expert_used_count", u64::from(u16::MAX))?;
+    if used > count {
+        return Err(keys.bad("expert_used_count", "at most expert_count"));
+    }
     let width = keys.required_size("expert_feed_forward_length", WIDTH_MAX)?;
     let hidden = keys.required_size("embedding_length", WIDTH_MAX)?;
     if !width.is_multiple_of(16) || !hidden.is_multiple_of(16) {

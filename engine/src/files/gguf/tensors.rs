@@ -30,7 +30,9 @@ use crate::{
             stored::Packing,
         },
         error::{ModelError, Problem, check_overlaps},
-        parts::{DenseTensor, HybridLayout, Span, TensorInfo, Tensors, TernaryTensor},
+        parts::{
+            DenseTensor, HybridLayout, Span, TensorInfo, Tensors, TernaryTensor, is_same_shape,
+        },
         roles::{biases, layer_tensor_shape, layer_tensors, norm_len, norms},
     },
 };
@@ -181,7 +183,7 @@ impl<'a> Finder<'a> {
         };
         let expected: Vec<u64> = shape.iter().rev().map(|&dim| dim as u64).collect();
         let found: Vec<u64> = entry.dims.iter().rev().copied().collect();
-        if found != expected {
+        if !is_same_shape(&found, &expected) {
             return Err(ModelError::TensorShape { tensor: name.to_owned(), found, expected });
         }
         Ok(entry)

@@ -76,8 +76,9 @@ fn attention_interval(keys: &Keys<'_>, layer_count: usize) -> Result<usize, Mode
 pub(super) fn rotary_dim(keys: &Keys<'_>, head_dim: usize) -> Result<usize, ModelError> {
     const KEY: &str = "partial_rotary_factor";
     let block = keys.get("rope_parameters").and_then(Value::as_object);
-    let value = block.and_then(|map| map.get(KEY)).or(keys.get(KEY));
-    let factor = value.map_or(Some(0.25), Value::as_f64);
+    let inner = block.map(|map| Keys { map, prefix: "rope_parameters." });
+    let keys = inner.as_ref().filter(|inner| inner.get(KEY).is_some()).unwrap_or(keys);
+    let factor = keys.get(KEY).map_or(Some(0.25), Value::as_f64);
     // As transformers: towards zero.
     let turned = factor.map_or(0, |factor| (head_dim as f64 * factor) as usize);
     match (2..=head_dim).contains(&turned) && turned.is_multiple_of(2) {

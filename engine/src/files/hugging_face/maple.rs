@@ -83,7 +83,10 @@ pub(super) fn experts(
         return Err(keys.unsupported("tie_word_embeddings", "a head that is the embedding"));
     }
     let count = keys.required_size("num_experts", u64::from(u16::MAX))?;
-    let used = keys.required_size("num_experts_per_tok", count as u64)?;
+    let used = keys.required_size("num_experts_per_tok", u64::from(u16::MAX))?;
+    if used > count {
+        return Err(keys.bad("num_experts_per_tok", "at most num_experts"));
+    }
     let width = keys.required_size("moe_intermediate_size", WIDTH_MAX)?;
     if !width.is_multiple_of(16) || !hidden.is_multiple_of(16) {
         return Err(keys.bad("moe_intermediate_size", "with hidden_size, a multiple of 16"));

@@ -19,7 +19,7 @@ use crate::{
         },
         error::{ModelError, Problem, shorten},
         mmap::Bytes,
-        parts::{DenseTensor, HybridLayout, Span, Tensors, TernaryTensor},
+        parts::{DenseTensor, HybridLayout, Span, Tensors, TernaryTensor, is_same_shape},
         roles::{biases, layer_tensor_shape, layer_tensors, linears, norm_len, norms},
     },
     formats::Scale,
@@ -270,10 +270,8 @@ fn wrong_type(entry: &TensorEntry, expected: &'static str) -> ModelError {
 }
 
 fn check_shape(entry: &TensorEntry, shape: &[usize]) -> Result<(), ModelError> {
-    if entry.shape.iter().copied().eq(shape.iter().map(|&dim| dim as u64)) {
-        return Ok(());
-    }
-    Err(shape_error(entry, shape))
+    let expected: Vec<u64> = shape.iter().map(|&dim| dim as u64).collect();
+    if is_same_shape(&entry.shape, &expected) { Ok(()) } else { Err(shape_error(entry, shape)) }
 }
 
 fn shape_error(entry: &TensorEntry, shape: &[usize]) -> ModelError {
