@@ -2,11 +2,14 @@
 //!
 //! One repetition takes every batch size in turn, prefill and then decode, so that changes of the clock or
 //! of other load on the machine affect all batch sizes alike. The median of the repetitions is reported.
-//! Token ids are arbitrary: no time depends on them.
+//! Token ids are arbitrary: no time depends on them. Embedding models are measured with the scheduler ([`texts`]): a text is one
+//! request and takes no steps of its own.
 
 mod scripted;
+mod texts;
 
 pub use scripted::{Script, Scripted};
+pub use texts::texts;
 
 use std::{hint::black_box, ops::Range, time::Instant};
 
@@ -59,16 +62,18 @@ pub fn tile_store(steps: usize) -> Option<f64> {
     kernels::tile_store(steps)
 }
 
-/// The two kinds of steps.
+/// The kinds of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Many tokens of each prompt in a step; logits for the last token only.
     Prefill,
     /// One token of each sequence in a step, with logits.
     Decode,
+    /// Many tokens of each text in a step, and a vector for each text.
+    Embed,
 }
 
-names!(Phase, "phase", Prefill = "prefill", Decode = "decode");
+names!(Phase, "phase", Prefill = "prefill", Decode = "decode", Embed = "embed");
 
 /// The speed of one phase at one batch size, in tokens of all sequences per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,7 +120,7 @@ pub fn run(
             samples[cases + case].push(rate(batch * generate, start));
         }
     }
-    let phases = Phase::ALL.into_iter();
+    let phases = [Phase::Prefill, Phase::Decode].into_iter();
     let cases = phases.flat_map(|phase| workload.batches.iter().map(move |&batch| (phase, batch)));
     Ok(cases
         .zip(samples)

@@ -11,13 +11,14 @@ use serde_json::json;
 use support::{RawGguf, cases, golden, hf_module, numbers, table, write_weights};
 use tritmill_engine::{
     Request, SubmitError,
-    backend::cpu::KvType,
+    backend::{LogitsFor, cpu::KvType},
     config::Norm,
     embed::{self, EmbedError},
     files::{Model, Target, convert},
     formats::{Format, Scale, TernaryMatrix},
     kernels::Isa,
     load::{self, DeviceChoice, EngineOptions, LoadError},
+    measure::{self, Phase, Workload},
 };
 
 const FILE: &str = "bitnet-embedding-tiny/bitnet-embedding-tiny-i2_s.gguf";
@@ -260,4 +261,28 @@ fn conversions_keep_the_model() {
     assert_eq!(converted.fingerprint().unwrap(), model.fingerprint().unwrap());
     let error = convert(&model, Target::Folder, &out.path().join("never")).unwrap_err();
     assert!(error.to_string().contains("embedding models"), "{error}");
+}
+
+#[test]
+fn every_batch_of_texts_is_measured_and_computed_as_a_whole() {
+    let mut engine = load::engine(&model(), &EngineOptions::default()).unwrap();
+    let workload = Workload {
+        batches: vec![1, 5],
+        prompt_tokens: 40,
+        generate_tokens: 7,
+        logits: LogitsFor::Last,
+        repetitions: 2,
+    };
+    let mut repetitions = Vec::new();
+    let speeds = measure::texts(&mut engine, &workload, |number| repetitions.push(number)).unwrap();
+    let cases: Vec<_> = speeds.iter().map(|speed| (speed.phase, speed.batch)).collect();
+    assert_eq!(cases, [(Phase::Embed, 1), (Phase::Embed, 5)]);
+    assert!(speeds.iter().all(|s| 0.0 < s.lowest && s.lowest <= s.median && s.median <= s.highest));
+    assert_eq!(repetitions, [0, 1]);
+    // With the warm-up, and without keys and values of other texts.
+    let stats = engine.stats();
+    assert_eq!((stats.prefill_tokens, stats.prefix_hit_tokens), (40 * (1 + 2 * 6), 0));
+    assert_eq!((stats.decode_tokens, stats.generated_tokens), (0, 0));
+    let too_long = Workload { prompt_tokens: 513, ..workload };
+    assert!(measure::texts(&mut engine, &too_long, |_| {}).is_err());
 }

@@ -343,7 +343,7 @@ fn steps<'a>(
         Phase::Decode => contexts
             .flat_map(|context| workload.batches.iter().map(move |batch| decode(context, *batch)))
             .collect(),
-        Phase::Prefill => {
+        Phase::Prefill | Phase::Embed => {
             TILE_ROWS.into_iter().filter(|rows| *rows <= total).map(prefill).collect()
         }
     }
