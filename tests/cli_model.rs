@@ -140,6 +140,22 @@ fn inspect_shows_factors_and_biases() {
 }
 
 #[test]
+fn inspect_shows_how_much_memory_experts_take() {
+    let model = golden("maple-tiny/maple-tiny-tq2_0.gguf");
+    let answer = json(&["model", "inspect", "--model", &model, "--json"]);
+    let bytes = |name: &str| answer["experts"][name].as_u64().expect("bytes");
+    // Four layers of 8 experts of 3 matrices of 256 x 256, of 2 bits and an f16 scale for each group of 128 inputs.
+    let all = 4 * 8 * 3 * 256 * (256 / 4 + 2 * 2);
+    assert_eq!(bytes("memory_bytes"), all);
+    assert_eq!(bytes("memory_bytes_per_token"), all / 8 * 3);
+    assert!(answer["weight_memory_bytes"].as_u64() > Some(all), "{answer}");
+    let text = run(&["model", "inspect", "--model", &model]).stdout;
+    assert!(text.contains("8 a layer, 3 a token: 1.59 MiB of the weights"), "{text}");
+    let other = json(&["model", "inspect", "--model", &golden("bitnet-tiny"), "--json"]);
+    assert!(other["experts"].is_null() && other["weight_memory_bytes"].is_u64(), "{other}");
+}
+
+#[test]
 fn converted_models_keep_their_fingerprint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
@@ -179,6 +195,27 @@ fn synthetic_models_can_be_benchmarked() {
     assert!(rows.iter().all(|row| row["tokens_per_s"].as_f64() > Some(0.0)));
     assert!(answer["weight_bytes"].as_u64() > Some(1 << 20));
     fails(&["model", "synth", "--shape", "gpt-5", "--out", &out], "bitnet-2b");
+}
+
+#[test]
+fn embedding_models_are_benchmarked_by_texts() {
+    let model = golden("bitnet-embedding-tiny/bitnet-embedding-tiny-i2_s.gguf");
+    let bench = ["bench", "engine", "--model", &model, "--batch", "1,6", "--prompt", "20"];
+    let more = ["--repetitions", "2", "--threads", "1"];
+    let answer = json(&[&bench[..], &more, &["--json"]].concat());
+    assert_eq!((answer["prompt"].as_u64(), answer["generate"].as_u64()), (Some(20), Some(0)));
+    let rows = answer["rows"].as_array().expect("rows");
+    let phases = rows.iter().map(|row| (row["phase"].as_str(), row["batch"].as_u64()));
+    assert!(phases.eq([1, 6].map(|batch| (Some("embed"), Some(batch)))));
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().expect("a number");
+        assert!((number("texts_per_s") * 20.0 / number("tokens_per_s") - 1.0).abs() < 1e-6);
+        assert!(number("texts_per_s") > 0.0 && row["weights_share_of_bandwidth"].is_null());
+    }
+    let text = run(&[&bench[..], &more].concat()).stdout;
+    assert!(text.contains("texts/s") && text.contains("embed "), "{text}");
+    let long = ["--prompt", "513"];
+    fails(&[&bench[..6], &long].concat(), "513 tokens are more than the model's context of 512");
 }
 
 #[test]

@@ -6,7 +6,9 @@ mod memory;
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 pub use devices::{DeviceChoice, Devices, DevicesError};
-pub use memory::{MemoryNeed, OverBudget, kv_bytes_min, memory_needed, numerics_class};
+pub use memory::{
+    ExpertBytes, MemoryNeed, OverBudget, expert_bytes, kv_bytes_min, memory_needed, numerics_class,
+};
 
 use tritmill_grammar::{Compiler, GrammarError, Word};
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tritmill_engine::{
     config::Multipliers,
     files::{self, Inspection},
-    load::{self, EngineOptions},
+    load::{self, EngineOptions, ExpertBytes},
 };
 
 use crate::{options::ModelOption, output};
@@ -37,6 +37,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         activations: options.activations(&model).to_string(),
         kernels: options.kernels(),
         numerics_class: load::numerics_class(&model, &options)?,
+        weight_memory_bytes: load::memory_needed(&model, &options).weights,
+        experts: load::expert_bytes(&model, &options).map(Experts::from),
     };
     if arguments.json {
         output::json(serde_json::to_value(Whole { inspection: &inspection, run: &run })?)?;
@@ -52,6 +54,23 @@ struct Run {
     activations: String,
     kernels: String,
     numerics_class: String,
+    /// Packed weights, all of which stay in memory.
+    weight_memory_bytes: u64,
+    /// The part of these that are experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<Experts>,
+}
+
+#[derive(Debug, Serialize)]
+struct Experts {
+    memory_bytes: u64,
+    memory_bytes_per_token: u64,
+}
+
+impl From<ExpertBytes> for Experts {
+    fn from(ExpertBytes { all, of_token }: ExpertBytes) -> Self {
+        Self { memory_bytes: all, memory_bytes_per_token: of_token }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -92,6 +111,15 @@ fn print(model: &Inspection, run: &Run) -> anyhow::Result<()> {
     field("chat template", chat.to_owned())?;
     let (ternary, dense) = (model.ternary_parameter_count, model.dense_parameter_count);
     field("parameters", format!("{ternary} ternary, {dense} dense"))?;
+    field("weights", format!("{} of memory, packed", output::bytes(run.weight_memory_bytes)))?;
+    if let (Some(experts), Some(sizes)) = (&config.experts, &run.experts) {
+        let (all, of_token) = (sizes.memory_bytes, sizes.memory_bytes_per_token);
+        let (all, of_token) = (output::bytes(all), output::bytes(of_token));
+        let (count, used) = (experts.count, experts.used);
+        let text =
+            format!("{count} a layer, {used} a token: {all} of the weights, {of_token} a token");
+        field("experts", text)?;
+    }
     field("activations", run.activations.clone())?;
     field("kernels", run.kernels.clone())?;
     field("numerics class", run.numerics_class.clone())?;

@@ -84,6 +84,23 @@ pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
     }
 }
 
+/// The packed matrices of a model's experts, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertBytes {
+    /// Of all experts, all of which are in memory.
+    pub all: u64,
+    /// Of those that one token goes through.
+    pub of_token: u64,
+}
+
+/// Returns how much of the weights are experts, from the shapes of the model alone; `None` for a model without experts.
+pub fn expert_bytes(model: &Model, options: &EngineOptions) -> Option<ExpertBytes> {
+    let experts = model.config().experts.as_ref()?;
+    let all = memory::expert_bytes(model.config(), options.format);
+    let of_token = all / experts.count * experts.used;
+    Some(ExpertBytes { all: all as u64, of_token: of_token as u64 })
+}
+
 /// Returns the least KV memory to give an engine, in bytes: what one sequence of full length takes, at most 64 MiB.
 /// If the options state the KV memory, that much.
 pub fn kv_bytes_min(model: &Model, options: &EngineOptions) -> u64 {

@@ -11,7 +11,7 @@ use crate::{
     config::{Experts, ModelConfig},
     files::{
         Model,
-        roles::{layer_tensor_shape, layer_tensors},
+        roles::{layer_tensor_shape, layer_tensors, linears},
     },
     formats::{Format, PackedMatrix},
     kernels::{Activations, Digits, GroupShape},
@@ -44,6 +44,15 @@ pub fn weight_bytes(model: &Model, format: Format, head: HeadMode) -> usize {
         size_of::<f32>() * rows * cols
     });
     layers.sum::<usize>() + dense.sum::<usize>() + Head::size_for(model, format, head, head_group)
+}
+
+/// Returns the bytes of the packed matrices of a model's experts; 0 without any.
+pub fn expert_bytes(config: &ModelConfig, format: Format) -> usize {
+    let of_experts = linears(config).filter(|(_, linear)| linear.is_of_experts());
+    let shapes = of_experts.map(|(_, linear)| config.linear_shape(linear));
+    shapes
+        .map(|(rows, cols)| PackedMatrix::size_for(format, rows, cols, group_of(config, cols)))
+        .sum()
 }
 
 /// Returns the size of the groups with scales. Of groups of 64, it assumes that they pair up: where they do not, their
@@ -104,8 +113,7 @@ pub fn load_bytes(config: &ModelConfig) -> usize {
 
 /// Returns the shapes of the matrices of all layers.
 fn shapes(config: &ModelConfig) -> impl Iterator<Item = (usize, usize)> + '_ {
-    let of_layer = |layer| config.linears(layer).iter().map(|linear| config.linear_shape(*linear));
-    (0..config.layer_count).flat_map(of_layer)
+    linears(config).map(|(_, linear)| config.linear_shape(linear))
 }
 
 #[cfg(test)]
@@ -159,6 +167,22 @@ mod tests {
                         "{name} {format} {head:?}"
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn experts_take_what_was_computed() {
+        for name in MODELS {
+            let model = open(name);
+            for format in FORMATS {
+                let weights = Weights::load(Arc::clone(&model), format, HeadMode::Full);
+                let weights = weights.expect("a good model");
+                let linears = weights.layers.iter().flat_map(|layer| layer.all());
+                let of_experts = linears.filter(|(linear, _)| linear.is_of_experts());
+                let held: usize = of_experts.map(|(_, l)| l.matrix.size_bytes()).sum();
+                assert_eq!(expert_bytes(model.config(), format), held, "{name} {format}");
+                assert_eq!(held > 0, model.config().experts.is_some(), "{name}");
             }
         }
     }
