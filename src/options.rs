@@ -4,12 +4,12 @@ use std::{num::NonZeroUsize, path::Path, str::FromStr, sync::Arc, time::Duration
 
 use anyhow::Context as _;
 use clap::{
-    ArgAction, Args,
+    Args,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use tritmill_engine::{
     backend::{
-        cpu::{HeadMode, KvType},
+        cpu::{HeadMode, KvType, PackedCache},
         cuda::{FeatureSet, GpuKernels},
     },
     files::{Model, ModelError},
@@ -144,9 +144,10 @@ pub struct RunOptions {
     )]
     pub gpu_disable: FeatureSet,
     /// Packed weights beside the model, in the folder .tritmill: written at the first start, read at the next ones, which
-    /// are several times as fast. They take as much of the disk as of the memory, and can be deleted at any time
-    #[arg(long, value_name = "on|off", default_value = "on", action = ArgAction::Set, value_parser = on_or_off())]
-    pub packed_cache: bool,
+    /// are several times as fast. They take as much of the disk as of the memory, and can be deleted at any time. mapped: as
+    /// on, but the experts of a mixture stay in that file, of which the system keeps in memory what it has room for (slower)
+    #[arg(long, default_value = "on", value_parser = one_of::<PackedCache>(&["on", "off", "mapped"]))]
+    pub packed_cache: PackedCache,
 }
 
 impl RunOptions {
@@ -183,7 +184,7 @@ impl RunOptions {
             format!("--head={}", head.name()),
             format!("--gpu-kernels={gpu_kernels}"),
             format!("--gpu-disable={gpu_disable}"),
-            format!("--packed-cache={}", if *packed_cache { "on" } else { "off" }),
+            format!("--packed-cache={packed_cache}"),
         ];
         words.extend(threads.map(|threads| format!("--threads={threads}")));
         words.extend(isa.map(|isa| format!("--isa={isa}")));
@@ -272,11 +273,6 @@ where
     T::Err: std::error::Error + Send + Sync + 'static,
 {
     PossibleValuesParser::new(names).try_map(|name| name.parse::<T>())
-}
-
-/// Returns a parser of `on` and `off`.
-fn on_or_off() -> impl TypedValueParser<Value = bool> {
-    PossibleValuesParser::new(["on", "off"]).map(|text| text == "on")
 }
 
 #[cfg(test)]

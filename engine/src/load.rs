@@ -16,7 +16,7 @@ use crate::{
     Engine, EngineConfig, RowTarget,
     backend::{
         Backend, class,
-        cpu::{self, CpuOptions, HeadMode, KvType, topology},
+        cpu::{self, CpuOptions, HeadMode, KvType, PackedCache, topology},
         cuda::{self, CudaLoadError, CudaOptions, FeatureSet, GpuKernels, KvBlocks},
     },
     files::Model,
@@ -105,9 +105,8 @@ pub struct EngineOptions {
     pub wait_limit: Duration,
     /// Most drafts of a sequence in a step; 0 for none. See [`EngineConfig::draft_tokens`].
     pub draft_tokens: usize,
-    /// Whether packed weights are kept beside the model for the next start, and used if they are there. On the
-    /// processor only.
-    pub packed_cache: bool,
+    /// What is done with packed weights in a file beside the model. On the processor only.
+    pub packed_cache: PackedCache,
 }
 
 impl Default for EngineOptions {
@@ -127,7 +126,7 @@ impl Default for EngineOptions {
             step_target: EngineConfig::new(0).step_target,
             wait_limit: EngineConfig::new(0).wait_limit,
             draft_tokens: EngineConfig::new(0).draft_tokens,
-            packed_cache: false,
+            packed_cache: PackedCache::Off,
         }
     }
 }

@@ -3,15 +3,19 @@
 //! A step reads every packed weight once, so page walks slow it down noticeably; 2 MiB pages avoid
 //! them. Matrix sizes are not multiples of such pages, so matrices lie one after another in large
 //! chunks, which start at a huge page.
+//!
+//! Of a large file of which steps read little, parts may stay where they are ([`MappedFile`]).
 
 use std::{
     fmt,
+    fs::File,
+    io,
     ops::{Deref, DerefMut, Range},
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 use bytemuck::{Pod, Zeroable};
-use memmap2::{MmapMut, UncheckedAdvice};
+use memmap2::{Mmap, MmapMut, UncheckedAdvice};
 
 /// Smallest buffer that is placed in a chunk.
 const CHUNKED_BYTES_MIN: usize = 128 << 10;
@@ -79,6 +83,30 @@ pub(crate) enum AlignedBytes {
     Heap(Vec<Line>),
     /// An exclusive part of a mapping.
     Chunked(Part),
+    /// A part of a file, which is only read.
+    Mapped(Arc<Mmap>, Range<usize>),
+}
+
+/// A file of which parts are buffers. Their pages are read when they are used, and the system may drop them again.
+pub(crate) struct MappedFile(Arc<Mmap>);
+
+impl MappedFile {
+    /// Maps a file that is replaced as a whole and never written in place, as packed files are.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn open(file: &File) -> io::Result<Self> {
+        // SAFETY: the mapping is read-only; programs replace the file by renaming another one, so that what is mapped
+        // is neither changed nor truncated.
+        Ok(Self(Arc::new(unsafe { Mmap::map(file) }?)))
+    }
+
+    /// Returns a part of the file; `None` if it is not in the file, or not of whole cache lines.
+    pub fn part(&self, range: Range<usize>) -> Option<AlignedBytes> {
+        let is_aligned = range.start.is_multiple_of(64) && range.end.is_multiple_of(64);
+        (is_aligned && self.0.get(range.clone()).is_some())
+            .then(|| AlignedBytes::Mapped(Arc::clone(&self.0), range))
+    }
 }
 
 /// See [`AlignedBytes::Chunked`].
@@ -151,6 +179,7 @@ impl Deref for AlignedBytes {
             Self::Chunked(Part { chunk, range }) => unsafe {
                 std::slice::from_raw_parts(chunk.data.add(range.start), range.len())
             },
+            Self::Mapped(file, range) => &file[range.clone()],
         }
     }
 }
@@ -163,6 +192,7 @@ impl DerefMut for AlignedBytes {
             Self::Chunked(Part { chunk, range }) => unsafe {
                 std::slice::from_raw_parts_mut(chunk.data.add(range.start), range.len())
             },
+            Self::Mapped(..) => unreachable!("what is packed is not changed"),
         }
     }
 }
@@ -193,6 +223,21 @@ mod tests {
         // SAFETY: the page is in a chunk that the neighbours keep, and belongs to no part.
         assert_eq!(unsafe { inside.read_volatile() }, 0);
         assert!(before.iter().chain(&*after).all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn parts_of_a_file_are_its_bytes_and_end_with_it() {
+        let mut file = tempfile::tempfile().expect("a file");
+        let bytes: Vec<u8> = (0..200u8).collect();
+        io::Write::write_all(&mut file, &bytes).expect("written");
+        let mapped = MappedFile::open(&file).expect("mapped");
+        let part = mapped.part(64..192).expect("inside");
+        assert_eq!((&part[..], part.as_ptr().addr() % 64), (&bytes[64..192], 0));
+        for range in [64..256, 63..128, 64..200, 256..256] {
+            assert!(mapped.part(range.clone()).is_none(), "{range:?}");
+        }
+        drop((mapped, file));
+        assert_eq!(part[..], bytes[64..192]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::{
     backend::{
         class::{self, Choices},
         cpu::{
+            PackedCache,
             memory::{self, StepSize},
             packed_file,
         },
@@ -21,7 +22,8 @@ const KV_BYTES_MIN: u64 = 64 << 20;
 /// there, and takes only scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryNeed {
-    /// Packed matrices, and the head with its copies.
+    /// Packed matrices, and the head with its copies; without experts that stay in their file, of which the system keeps in
+    /// memory what it has room for.
     pub weights: u64,
     /// Storage of the KV blocks, and of the states of recurrent layers.
     pub kv: u64,
@@ -76,8 +78,13 @@ pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
         return MemoryNeed { weights: 0, kv: 0, scratch: logits.max(loading) };
     }
     let step = memory::step_bytes(config, options.format, size) as u64;
+    let weights = memory::weight_bytes(model, options.format, options.head) as u64;
+    let in_file = match options.packed_cache {
+        PackedCache::Mapped => memory::expert_bytes(config, options.format) as u64,
+        PackedCache::Off | PackedCache::On => 0,
+    };
     MemoryNeed {
-        weights: memory::weight_bytes(model, options.format, options.head) as u64,
+        weights: weights - in_file,
         kv: (memory::kv_bytes(model, options.kv, options.block_count(model))
             + options.all_states(model) * state_bytes(model)) as u64,
         scratch: step.max(loading),
@@ -87,7 +94,7 @@ pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
 /// The packed matrices of a model's experts, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertBytes {
-    /// Of all experts, all of which are in memory.
+    /// Of all experts.
     pub all: u64,
     /// Of those that one token goes through.
     pub of_token: u64,
@@ -124,7 +131,7 @@ pub fn numerics_class(model: &Model, options: &EngineOptions) -> Result<String, 
         _ => "cpu",
     };
     let EngineOptions { format, kv, head, activations, .. } = *options;
-    if options.packed_cache {
+    if options.packed_cache != PackedCache::Off {
         packed_file::recall_fingerprint(model, format, head);
     }
     class::numerics_class(model, Choices { kv, head, activations }, backend)

@@ -5,8 +5,12 @@ use std::sync::Arc;
 use half::f16;
 
 use super::{
-    CpuOptions, KvType, SelfTestError, backend::CpuBackend, kv_store::KvShape, packed_file,
-    self_test, topology, weights::Weights,
+    CpuOptions, KvType, PackedCache, SelfTestError,
+    backend::CpuBackend,
+    kv_store::KvShape,
+    packed_file::{self, Packing},
+    self_test, topology,
+    weights::Weights,
 };
 use crate::{
     backend::{
@@ -67,7 +71,7 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
         return Err(LoadError::ActivationsOfTraining);
     }
     let CpuOptions { format, kv, head, activations, packed_cache, .. } = options;
-    if packed_cache {
+    if packed_cache != PackedCache::Off {
         packed_file::recall_fingerprint(&model, format, head);
     }
     let numerics_class = class::numerics_class(&model, Choices { kv, head, activations }, "cpu")?;
@@ -96,8 +100,11 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
 fn load_weights(model: Arc<Model>, options: CpuOptions) -> Result<Weights, LoadError> {
     let CpuOptions { format, head, .. } = options;
     let load = || match options.packed_cache {
-        true => packed_file::load(model, format, head),
-        false => Weights::load(model, format, head),
+        PackedCache::Off => Weights::load(model, format, head),
+        cache => {
+            let maps_experts = cache == PackedCache::Mapped;
+            packed_file::load(model, Packing { format, head, maps_experts })
+        }
     };
     let Some(node) = options.node else { return Ok(load()?) };
     topology::cores_of(node).ok_or(LoadError::NodeUnavailable { node })?;

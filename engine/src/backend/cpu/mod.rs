@@ -30,5 +30,5 @@ pub(crate) mod topology;
 mod weights;
 
 pub use load::{LoadError, kv_block_bytes, load};
-pub use options::{CpuOptions, HeadMode, KvType};
+pub use options::{CpuOptions, HeadMode, KvType, PackedCache};
 pub use self_test::SelfTestError;

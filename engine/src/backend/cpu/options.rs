@@ -63,6 +63,20 @@ pub enum HeadMode {
 
 names!(HeadMode, "head", Exact = "exact", Full = "full", Q8 = "q8");
 
+/// What is done with the packed weights in a file beside the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PackedCache {
+    /// Nothing.
+    #[default]
+    Off,
+    /// They are read, and kept for the next start.
+    On,
+    /// As `On`; experts stay in the file, of which the system keeps in memory what it has room for.
+    Mapped,
+}
+
+names!(PackedCache, "packed cache", Off = "off", On = "on", Mapped = "mapped");
+
 /// Options of [`super::load`].
 #[derive(Debug, Clone, Copy)]
 pub struct CpuOptions {
@@ -84,8 +98,8 @@ pub struct CpuOptions {
     pub block_count: usize,
     /// States that there is room for, of running sequences and others, of models with recurrent layers.
     pub slots: usize,
-    /// Whether packed weights are read from the file beside the model, and kept there.
-    pub packed_cache: bool,
+    /// What is done with packed weights in a file beside the model.
+    pub packed_cache: PackedCache,
 }
 
 impl CpuOptions {
@@ -102,7 +116,7 @@ impl CpuOptions {
             node: None,
             block_count,
             slots: 16,
-            packed_cache: false,
+            packed_cache: PackedCache::Off,
         }
     }
 }

@@ -6,7 +6,9 @@
 //! content, and each weight file by length, inode and the times that the system sets with every write. Every byte is
 //! verified by BLAKE3 hashes while it is read; what is not intact is written again.
 //!
-//! The bytes are read into huge pages and not mapped: with the small pages of a mapped file, steps would be slower.
+//! The bytes are read into huge pages and not mapped: with the small pages of a mapped file, steps would be slower. The matrices
+//! of experts may be mapped all the same ([`PackedCache::Mapped`]): a token goes through few of them, and the system keeps in memory
+//! what it has room for.
 //!
 //! See also: [`sections`](super::sections), the layout of the file.
 
@@ -80,17 +82,41 @@ impl PackedFile {
     }
 
     /// Reads the weights; `None` if this model has no such file.
-    fn read(
-        &self,
-        model: &Arc<Model>,
-        format: Format,
-        head: HeadMode,
-    ) -> Result<Option<Weights>, Damaged> {
+    fn read(&self, model: &Arc<Model>, packing: Packing) -> Result<Option<Weights>, Damaged> {
         let Some((file, file_head)) = self.open()? else { return Ok(None) };
-        let mut reader = PackedReader::new(&file, &file_head);
+        let Packing { format, head, maps_experts } = packing;
+        let mut reader = PackedReader::new(&file, &file_head, maps_experts)?;
         let weights = Weights::read(Arc::clone(model), format, head, &mut reader)?;
         reader.finish()?;
         Ok(Some(weights))
+    }
+
+    /// As [`Self::read`]; damage is logged.
+    fn read_if_intact(&self, model: &Arc<Model>, packing: Packing) -> Option<Weights> {
+        let path = self.path.display();
+        match self.read(model, packing) {
+            Ok(Some(weights)) => {
+                tracing::debug!(%path, "packed weights read");
+                Some(weights)
+            }
+            Ok(None) => None,
+            Err(error) => {
+                tracing::warn!(%path, %error, "packed weights are not intact and are packed again");
+                None
+            }
+        }
+    }
+
+    /// Writes the weights for the next start; returns whether they are in the file. What hinders is logged.
+    fn keep(&self, weights: &Weights) -> bool {
+        let path = self.path.display();
+        let kept = self.write(weights);
+        match &kept {
+            Ok(true) => tracing::info!(%path, "packed weights kept for the next start"),
+            Ok(false) => tracing::debug!(%path, "packed weights are written by another process"),
+            Err(error) => tracing::info!(%path, %error, "packed weights are not kept"),
+        }
+        kept.unwrap_or(false)
     }
 
     /// Writes the weights. Returns false if another process writes them, or the model has changed since it was opened.
@@ -165,46 +191,52 @@ pub(crate) fn recall_fingerprint(model: &Model, format: Format, head: HeadMode) 
     }
 }
 
+/// How weights are packed, and where they are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Packing {
+    pub format: Format,
+    pub head: HeadMode,
+    /// Whether the matrices of experts stay in the packed file.
+    pub maps_experts: bool,
+}
+
 /// Reads the packed weights of a model; without them, decodes the model and keeps them for the next start.
 ///
 /// # Errors
 /// If a tensor cannot be decoded. That packed weights cannot be read or kept is only logged.
-pub(super) fn load(
-    model: Arc<Model>,
-    format: Format,
-    head: HeadMode,
-) -> Result<Weights, ModelError> {
-    load_at_least(KEPT_BYTES_MIN, model, format, head)
+pub(super) fn load(model: Arc<Model>, packing: Packing) -> Result<Weights, ModelError> {
+    load_at_least(KEPT_BYTES_MIN, model, packing)
 }
 
 /// As [`load`]; weights of fewer bytes are not kept.
 fn load_at_least(
     kept_bytes_min: usize,
     model: Arc<Model>,
-    format: Format,
-    head: HeadMode,
+    packing: Packing,
 ) -> Result<Weights, ModelError> {
+    let Packing { format, head, .. } = packing;
     let Some(file) = PackedFile::locate(&model, format, head) else {
         return Weights::load(model, format, head);
     };
-    let path = file.path.display();
-    match file.read(&model, format, head) {
-        Ok(Some(weights)) => {
-            tracing::debug!(%path, "packed weights read");
-            return Ok(weights);
-        }
-        Ok(None) => {}
-        Err(error) => {
-            tracing::warn!(%path, %error, "packed weights are not intact and are packed again");
-        }
+    if let Some(weights) = file.read_if_intact(&model, packing) {
+        return Ok(weights);
     }
-    let weights = Weights::load(model, format, head)?;
-    if weights.size_bytes() >= kept_bytes_min {
-        match file.write(&weights) {
-            Ok(true) => tracing::info!(%path, "packed weights kept for the next start"),
-            Ok(false) => tracing::debug!(%path, "packed weights are written by another process"),
-            Err(error) => tracing::info!(%path, %error, "packed weights are not kept"),
+    let weights = Weights::load(Arc::clone(&model), format, head)?;
+    let is_kept = weights.size_bytes() >= kept_bytes_min && file.keep(&weights);
+    let maps_experts = packing.maps_experts && model.config().experts.is_some();
+    match (maps_experts, is_kept) {
+        (true, true) => {
+            // What was packed gives its memory back before the file is read.
+            drop(weights);
+            let mapped = file.read_if_intact(&model, packing);
+            mapped.map_or_else(|| Weights::load(model, format, head), Ok)
         }
+        (true, false) => {
+            tracing::warn!(
+                "all experts are in memory: there is no packed file for them to stay in"
+            );
+            Ok(weights)
+        }
+        (false, _) => Ok(weights),
     }
-    Ok(weights)
 }

@@ -5,7 +5,7 @@
 //! | 0 to 7 | `TMPACKED` |
 //! | 8 to 15 | length of the index, little-endian |
 //! | 16 to 47 | BLAKE3 of the index and the hashes |
-//! | then | the index, as JSON |
+//! | then | the index, as JSON, with spaces so that the sections begin at a multiple of 64 bytes |
 //! | then | a BLAKE3 hash of every piece |
 //! | then | the sections one after another, each padded with zeros to a multiple of 64 bytes |
 //!
@@ -24,7 +24,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     files::ModelError,
-    formats::{Scale, memory::AlignedBytes},
+    formats::{
+        Scale,
+        memory::{AlignedBytes, MappedFile},
+    },
 };
 
 const MAGIC: &[u8; 8] = b"TMPACKED";
@@ -176,7 +179,9 @@ impl<'a> Sections<'a> {
             section.par_chunks(PIECE_BYTES).map(|piece| *blake3::hash(piece).as_bytes()).collect()
         };
         let hashes = self.0.iter().flat_map(hash).collect::<Vec<_>>().concat();
-        let index = serde_json::to_vec(index)?;
+        let mut index = serde_json::to_vec(index)?;
+        let before = PREAMBLE_BYTES + index.len() + hashes.len();
+        index.resize(index.len() + padded(before) - before, b' ');
         out.write_all(MAGIC)?;
         out.write_all(&(index.len() as u64).to_le_bytes())?;
         out.write_all(&hash_of(&index, &hashes))?;
@@ -247,13 +252,19 @@ pub struct PackedReader<'a> {
     lens: &'a [u64],
     hashes: &'a [[u8; 32]],
     offset: u64,
+    /// The file, of which sections may stay where they are.
+    map: Option<MappedFile>,
 }
 
 impl<'a> PackedReader<'a> {
-    /// Returns a reader of the first section.
-    pub fn new(file: &'a File, head: &'a Head) -> Self {
+    /// Returns a reader of the first section. If `maps`, the matrices of experts stay in the file.
+    ///
+    /// # Errors
+    /// If the file cannot be mapped.
+    pub fn new(file: &'a File, head: &'a Head, maps: bool) -> io::Result<Self> {
         let Head { index: Index { scales, sections, .. }, hashes, len } = head;
-        Self { file, scales, lens: sections, hashes, offset: *len }
+        let map = maps.then(|| MappedFile::open(file)).transpose()?;
+        Ok(Self { file, scales, lens: sections, hashes, offset: *len, map })
     }
 
     /// Returns the scales and groups.
@@ -270,6 +281,24 @@ impl<'a> PackedReader<'a> {
         let mut bytes = AlignedBytes::zeroed(len);
         self.fill(&mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Verifies the next section, which has `len` bytes, a multiple of 64, and leaves it in the file; as [`Self::aligned`] if
+    /// sections do not stay there.
+    ///
+    /// # Errors
+    /// As [`Self::aligned`].
+    pub fn in_file(&mut self, len: usize) -> Result<AlignedBytes, Damaged> {
+        let Some(map) = &self.map else { return self.aligned(len) };
+        let start = self.offset as usize;
+        let part = map.part(start..start.saturating_add(len));
+        self.expect(len)?;
+        let pieces = self.next_pieces(len);
+        pieces.into_par_iter().try_for_each_init(
+            || vec![0; PIECE_BYTES],
+            |buffer, piece| piece.read(&mut buffer[..piece.len]),
+        )?;
+        part.ok_or(Damaged::OtherShape)
     }
 
     /// Reads the next section, which has `count` elements.
@@ -299,19 +328,39 @@ impl<'a> PackedReader<'a> {
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Damaged> {
-        let pieces = bytes.len().div_ceil(PIECE_BYTES);
-        let (hashes, rest) = self.hashes.split_at(pieces);
+        let pieces = self.next_pieces(bytes.len());
+        let parts = bytes.par_chunks_mut(PIECE_BYTES).zip(pieces);
+        parts.try_for_each(|(bytes, piece)| piece.read(bytes))
+    }
+
+    /// Returns the pieces of a section of `len` bytes, and goes on to the next section.
+    fn next_pieces(&mut self, len: usize) -> Vec<Piece<'a>> {
+        let (hashes, rest) = self.hashes.split_at(len.div_ceil(PIECE_BYTES));
         let (file, start) = (self.file, self.offset);
-        bytes.par_chunks_mut(PIECE_BYTES).zip(hashes).enumerate().try_for_each(
-            |(index, (piece, hash))| {
-                let offset = start + (index * PIECE_BYTES) as u64;
-                file.read_exact_at(piece, offset)?;
-                let is_intact = blake3::hash(piece) == *hash;
-                if is_intact { Ok(()) } else { Err(Damaged::Piece { offset }) }
-            },
-        )?;
         self.hashes = rest;
-        self.offset += padded(bytes.len()) as u64;
-        Ok(())
+        self.offset += padded(len) as u64;
+        let piece = |(index, hash)| {
+            let before = index * PIECE_BYTES;
+            let (offset, len) = (start + before as u64, PIECE_BYTES.min(len - before));
+            Piece { file, offset, len, hash }
+        };
+        hashes.iter().enumerate().map(piece).collect()
+    }
+}
+
+/// A piece of a section.
+struct Piece<'a> {
+    file: &'a File,
+    offset: u64,
+    len: usize,
+    hash: &'a [u8; 32],
+}
+
+impl Piece<'_> {
+    /// Reads the piece, and compares its hash.
+    fn read(&self, bytes: &mut [u8]) -> Result<(), Damaged> {
+        self.file.read_exact_at(bytes, self.offset)?;
+        let is_intact = blake3::hash(bytes) == *self.hash;
+        if is_intact { Ok(()) } else { Err(Damaged::Piece { offset: self.offset }) }
     }
 }

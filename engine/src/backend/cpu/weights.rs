@@ -176,8 +176,9 @@ impl Weights {
                 let scale = scales_left.next().ok_or(Damaged::OtherShape)?;
                 let scale = scale.checked(shape.1, config.group_scales)?;
                 let LinearScale { scale, group } = scale;
-                let matrix =
-                    PackedMatrix::from_buffers(format, shape, group, |len| from.aligned(len))?;
+                let matrix = PackedMatrix::from_buffers(format, shape, group, |len| {
+                    if linear.is_of_experts() { from.in_file(len) } else { from.aligned(len) }
+                })?;
                 Ok((linear, linear_with(&model, (layer, linear), matrix, scale)?))
             };
             let linears = config.linears(layer).iter().map(linear);

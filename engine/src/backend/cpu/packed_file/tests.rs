@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, os::unix::fs::PermissionsExt as _};
 use tempfile::TempDir;
 
 use super::*;
+use crate::{backend::cpu::weights::Layer, formats::memory::AlignedBytes};
 
 const MODELS: [&str; 4] = ["bitnet-tiny", "llama-norm-tiny", "qwen3-group-tiny", "qwen35-tiny"];
 
@@ -24,8 +25,12 @@ fn open(folder: &TempDir) -> Arc<Model> {
     Arc::new(Model::open(folder.path()).expect("a good model"))
 }
 
+fn packing(format: Format, head: HeadMode) -> Packing {
+    Packing { format, head, maps_experts: false }
+}
+
 fn load_all(folder: &TempDir, format: Format, head: HeadMode) -> Weights {
-    load_at_least(0, open(folder), format, head).expect("a good model")
+    load_at_least(0, open(folder), packing(format, head)).expect("a good model")
 }
 
 /// Returns the packed files by path, with their inodes, which change when they are written.
@@ -56,7 +61,7 @@ fn second_load_reads_what_the_first_one_packed() {
                 let file =
                     PackedFile::locate(&first.model, format, head).expect("a model in files");
                 let model = open(&folder);
-                let second = file.read(&model, format, head).expect("an intact file");
+                let second = file.read(&model, packing(format, head)).expect("an intact file");
                 let second = second.expect("a file of this model");
                 assert!(content(&first) == content(&second), "{name} {format} {head:?}");
                 assert_eq!(first.size_bytes(), second.size_bytes());
@@ -83,7 +88,7 @@ fn changed_model_is_packed_again() {
     fs::write(&weights, fs::read(&weights).expect("weights")).expect("written");
     let model = open(&folder);
     let file = PackedFile::locate(&model, Format::I2S, HeadMode::Exact).expect("a model in files");
-    assert!(file.read(&model, Format::I2S, HeadMode::Exact).expect("intact").is_none());
+    assert!(file.read(&model, packing(Format::I2S, HeadMode::Exact)).expect("intact").is_none());
     load_all(&folder, Format::I2S, HeadMode::Exact);
     assert_ne!(kept(&folder), first);
     assert_eq!(kept(&folder).len(), 1, "the old file is replaced");
@@ -97,7 +102,7 @@ fn changed_model_is_packed_again() {
     let model = open(&folder);
     recall_fingerprint(&model, Format::I2S, HeadMode::Exact);
     let file = PackedFile::locate(&model, Format::I2S, HeadMode::Exact).expect("a model in files");
-    assert!(file.read(&model, Format::I2S, HeadMode::Exact).expect("intact").is_none());
+    assert!(file.read(&model, packing(Format::I2S, HeadMode::Exact)).expect("intact").is_none());
 }
 
 #[test]
@@ -123,7 +128,7 @@ fn any_damage_is_noticed_and_mended() {
     let file = PackedFile::locate(&model, format, head).expect("a model in files");
     let is_used = |bytes: &[u8]| {
         fs::write(&path, bytes).expect("written");
-        file.read(&model, format, head).is_ok()
+        file.read(&model, packing(format, head)).is_ok()
     };
     assert!(is_used(&good));
     // Padding is not read, and the matrices of this model have none: every byte counts.
@@ -147,7 +152,7 @@ fn sections_of_another_shape_are_refused() {
     let model = open(&other);
     let opened = File::open(path).expect("a file");
     let file_head = Head::read(&opened).expect("an intact head");
-    let mut reader = PackedReader::new(&opened, &file_head);
+    let mut reader = PackedReader::new(&opened, &file_head, false).expect("no mapping");
     let read = Weights::read(model, format, head, &mut reader).map(drop);
     assert!(matches!(read, Err(Damaged::OtherShape)), "{read:?}");
 }
@@ -155,7 +160,7 @@ fn sections_of_another_shape_are_refused() {
 #[test]
 fn small_models_and_folders_without_a_place_are_not_kept() {
     let folder = folder("bitnet-tiny");
-    load(open(&folder), Format::I2S, HeadMode::Exact).expect("a good model");
+    load(open(&folder), packing(Format::I2S, HeadMode::Exact)).expect("a good model");
     assert!(kept(&folder).is_empty(), "small");
 
     // A file in place of the folder: root may write everywhere.
@@ -184,6 +189,59 @@ fn file_that_another_process_writes_is_left_alone() {
     drop(other);
     assert!(file.write(&weights).expect("no error"));
     assert_eq!(kept(&folder).into_keys().collect::<Vec<_>>(), std::slice::from_ref(&file.path));
+}
+
+/// Returns how many buffers of a model's experts are in the packed file, and how many there are.
+fn mapped_experts(weights: &Weights) -> (usize, usize) {
+    let (mut mapped, mut all) = (0, 0);
+    for (of, linear) in weights.layers.iter().flat_map(Layer::all) {
+        for buffer in linear.matrix.buffers() {
+            let is_mapped = matches!(buffer, AlignedBytes::Mapped(..));
+            assert!(of.is_of_experts() || !is_mapped, "only experts stay in the file");
+            mapped += usize::from(is_mapped);
+            all += usize::from(of.is_of_experts());
+        }
+    }
+    (mapped, all)
+}
+
+#[test]
+fn experts_may_stay_in_the_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/maple-tiny");
+    let path = folder.path().join("maple.gguf");
+    fs::copy(golden.join("maple-tiny-tq2_0.gguf"), &path).expect("a copy");
+    let open = || Arc::new(Model::open(&path).expect("a good model"));
+    let (format, head) = (Format::Tl2, HeadMode::Exact);
+    let in_memory = Weights::load(open(), format, head).expect("a good model");
+    assert_eq!(mapped_experts(&in_memory).0, 0);
+    let in_file = Packing { format, head, maps_experts: true };
+    // Without a packed file, and with one.
+    for _ in 0..2 {
+        let weights = load_at_least(0, open(), in_file).expect("a good model");
+        assert!(content(&weights) == content(&in_memory));
+        // Four layers of three matrices, with their scales.
+        assert_eq!(mapped_experts(&weights), (24, 24));
+    }
+    let (kept_at, inode) = kept(&folder).pop_first().expect("a file");
+    let on = load_at_least(0, open(), packing(format, head)).expect("a good model");
+    assert_eq!((mapped_experts(&on).0, kept(&folder)[&kept_at]), (0, inode), "the same file");
+    // Small models have no packed file, and stay in memory.
+    fs::remove_file(&kept_at).expect("removed");
+    let small = load(open(), in_file).expect("a good model");
+    assert_eq!(mapped_experts(&small).0, 0);
+
+    // Damage is noticed in what stays in the file, too.
+    drop(load_at_least(0, open(), in_file));
+    let good = fs::read(&kept_at).expect("its bytes");
+    let model = open();
+    let file = PackedFile::locate(&model, format, head).expect("a model in files");
+    for at in (0..good.len()).step_by(good.len() / 40) {
+        let mut bytes = good.clone();
+        bytes[at] ^= 0x10;
+        fs::write(&kept_at, bytes).expect("written");
+        assert!(file.read(&model, in_file).is_err(), "byte {at}");
+    }
 }
 
 /// A changed packing under the same [`VERSION`] would be read as if it were the old one.
