@@ -194,6 +194,22 @@ mod tests {
     }
 
     #[test]
+    fn experts_that_stay_in_their_file_are_not_counted() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+        let open = |name: &str| Model::open(&golden.join(name)).expect("a golden model");
+        let on = EngineOptions { packed_cache: PackedCache::On, ..EngineOptions::default() };
+        let mapped = EngineOptions { packed_cache: PackedCache::Mapped, ..on };
+        let weights = |model, options| memory_needed(model, options).weights;
+        let maple = open("maple-tiny/maple-tiny-tq2_0.gguf");
+        let experts = expert_bytes(&maple, &on).expect("it has experts");
+        assert_eq!(experts.of_token, experts.all / 8 * 3);
+        assert_eq!(weights(&maple, &on) - weights(&maple, &mapped), experts.all);
+        let dense = open("bitnet-tiny");
+        assert_eq!(expert_bytes(&dense, &on), None);
+        assert_eq!(weights(&dense, &on), weights(&dense, &mapped));
+    }
+
+    #[test]
     fn more_sequences_and_threads_need_more_and_a_gpu_needs_little() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/bitnet-tiny");
         let model = Model::open(&golden).expect("a golden model");
