@@ -1,4 +1,4 @@
-//! Measures how fast an engine embeds texts: whole requests, whose rows share steps.
+//! Measures how fast an engine embeds texts: whole requests, of which the rows share steps.
 
 use std::time::Instant;
 
