@@ -7,7 +7,7 @@
 
 llama.cpp knows neither type I2_S nor the norm in front of each linear, and refuses such files. It gets a copy in TQ2_0 (2 bits a
 weight, too) without these norms: the same products and attention, and a little less to do beside them. Its vectors are therefore
-others; only the time is compared. Copies in Q4_0 and Q8_0, which have other kernels, were no faster.
+others; only the time is compared.
 llama.cpp multiplies every token of a text by the embedding, for logits that no vector needs; `--vocab 4096` cuts the vocabulary of the
 copy, so that this takes little time. Texts are random tokens below 256, no two alike; all of a batch are in one request.
 """
