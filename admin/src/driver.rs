@@ -12,6 +12,7 @@
 //! | --- | --- | --- |
 //! | `validating` | read the next lines, or reject the file | `validate.rs` |
 //! | `in_progress` | submit lines as the queue has room, count finished jobs | `progress.rs` |
+//! | `paused` | hold the jobs that have not started, count finished jobs | `pause.rs` |
 //! | `finalizing`, `cancelling` | write the next part of the output files | `finish.rs` |
 //!
 //! A step that fails is tried again later. A batch that was claimed twice at the same place by processes that
@@ -21,8 +22,10 @@
 mod budget;
 mod fail;
 mod finish;
-mod lines;
+pub(crate) mod lines;
+mod pause;
 mod progress;
+mod rerun;
 mod validate;
 
 use std::{sync::Arc, time::Duration};
@@ -32,7 +35,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tritmill_queue::{StoreError, store::Claimant};
+use tritmill_queue::{StoreError, Timestamp, store::Claimant};
 
 use self::budget::Budget;
 use crate::{
@@ -284,6 +287,7 @@ async fn step(app: &App, mut claim: BatchClaim) -> Result<Next, Interrupted> {
     let next = match claim.batch.state {
         BatchState::Validating => validate::step(app, claim, budget).await?,
         BatchState::InProgress => progress::step(app, claim, budget).await?,
+        BatchState::Paused => pause::step(app, claim, budget).await?,
         BatchState::Finalizing | BatchState::Cancelling => finish::step(app, claim, budget).await?,
         _ => Next::Finished,
     };
@@ -305,12 +309,36 @@ async fn save(app: &App, claim: &BatchClaim, writes: BatchWrites<'_>) -> Result<
     }
 }
 
-/// Cancels unfinished jobs of a batch. Returns whether none is left.
-async fn cancel_jobs(app: &App, id: BatchId, budget: &mut Budget) -> Result<bool, StoreError> {
-    /// Jobs cancelled by one call.
+/// A change of all unfinished jobs of a batch.
+#[derive(Debug, Clone, Copy)]
+enum JobsChange {
+    /// They are cancelled.
+    Cancel,
+    /// They cannot start; with `running`, those that run stop.
+    Hold { running: bool },
+    /// They may start, and have this deadline.
+    Release { expires_at: Timestamp },
+}
+
+/// Changes unfinished jobs of a batch. Returns whether none is left to change.
+async fn change_jobs(
+    app: &App,
+    id: BatchId,
+    change: JobsChange,
+    budget: &mut Budget,
+) -> Result<bool, StoreError> {
+    /// Jobs changed by one call.
     const CHUNK: u32 = 5000;
     loop {
-        if !app.store.cancel_range(id.all_jobs(), CHUNK).await?.more {
+        let (store, jobs) = (&app.store, id.all_jobs());
+        let changed = match change {
+            JobsChange::Cancel => store.cancel_range(jobs, CHUNK).await?,
+            JobsChange::Hold { running } => store.hold_range(jobs, running, CHUNK).await?,
+            JobsChange::Release { expires_at } => {
+                store.release_range(jobs, expires_at, CHUNK).await?
+            }
+        };
+        if !changed.more {
             return Ok(true);
         }
         budget.spend(CHUNK as usize, 0);

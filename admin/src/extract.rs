@@ -41,22 +41,44 @@ impl<T: DeserializeOwned, S: Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        let mut body = request.into_body().into_data_stream();
-        let bytes = match read(&mut body).await {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                drain(body).await;
-                return Err(error);
-            }
-        };
-        match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(map)) => from_map(map).map(Self),
-            Ok(_) => Err(ApiError::invalid("invalid_type", "the body must be a JSON object")),
-            Err(error) => {
-                let (line, column) = (error.line(), error.column());
-                let message = format!("invalid JSON at line {line}, column {column}");
-                Err(ApiError::invalid("invalid_json", message))
-            }
+        object(&whole(request).await?).and_then(from_map).map(Self)
+    }
+}
+
+/// A body that is a JSON object, or empty: then no field is set.
+pub(crate) struct OptionalBody(pub Map<String, Value>);
+
+impl<S: Sync> FromRequest<S> for OptionalBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        match whole(request).await? {
+            bytes if bytes.is_empty() => Ok(Self(Map::new())),
+            bytes => object(&bytes).map(Self),
+        }
+    }
+}
+
+/// Reads the body of a request.
+async fn whole(request: Request) -> Result<Vec<u8>, ApiError> {
+    let mut body = request.into_body().into_data_stream();
+    match read(&mut body).await {
+        Ok(bytes) => Ok(bytes),
+        Err(error) => {
+            drain(body).await;
+            Err(error)
+        }
+    }
+}
+
+fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(ApiError::invalid("invalid_type", "the body must be a JSON object")),
+        Err(error) => {
+            let (line, column) = (error.line(), error.column());
+            let message = format!("invalid JSON at line {line}, column {column}");
+            Err(ApiError::invalid("invalid_json", message))
         }
     }
 }

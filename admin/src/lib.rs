@@ -19,6 +19,7 @@ mod abandoned_jobs;
 mod access;
 mod app;
 mod changes;
+pub mod chosen_lines;
 mod cors;
 mod dashboard;
 pub mod driver;

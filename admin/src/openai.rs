@@ -12,7 +12,7 @@ mod list;
 pub(crate) mod models;
 pub(crate) mod multipart;
 pub(crate) mod responses;
-mod schemas;
+pub(crate) mod schemas;
 mod stream;
 mod time_limit;
 pub(crate) mod tokenize;

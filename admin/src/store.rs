@@ -3,12 +3,13 @@
 //!
 //! The line to the queue: `tritmill-queue` owns jobs and knows no batch, this module owns batches and changes jobs only
 //! through the queue. A batch meets its jobs in two places. Its jobs are a range of ids, which the queue counts,
-//! cancels and reads ([`JobRanges`]). And a step that submits lines inserts their jobs in the transaction that saves
+//! holds, cancels and reads ([`JobRanges`]). And a step that submits lines inserts their jobs in the transaction that saves
 //! the batch ([`BatchSteps::save_batch`]), so that a step is done as a whole or not at all; the queue offers that insertion
 //! and its connections for this ([`tritmill_queue::store::tables`]). Claims of batches, which go round the tenants,
 //! need no jobs: they are statements on the table of batches alone.
 
 pub mod audit;
+pub mod batch_changes;
 pub mod batch_steps;
 pub mod batches;
 pub mod call_keys;

@@ -195,7 +195,11 @@ async fn call(
     now: Timestamp,
 ) -> Result<(), CallError> {
     let key = signature::key(&webhook.secret).ok_or(CallError::Secret)?;
-    let id = format!("evt_{}", Uuid::from(batch.id).as_simple());
+    let mut id = format!("evt_{}", Uuid::from(batch.id).as_simple());
+    if batch.reopened > 0 {
+        // Another end of the batch is another event.
+        id.push_str(&format!("_{}", batch.reopened));
+    }
     let body = json!({
         "id": id,
         "object": "event",

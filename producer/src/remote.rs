@@ -20,6 +20,6 @@ mod state;
 mod terms;
 
 pub use answers::{BatchErrors, LineError, RemoteBatch, RemoteError, RequestCounts};
-pub use api::{Api, Content, NewBatch};
+pub use api::{Api, Content, NewBatch, Retry};
 pub use run::RemoteRun;
 pub use terms::{RemoteRunError, RemoteSettings, RemoteUpdate};

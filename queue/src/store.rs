@@ -15,6 +15,8 @@
 //! | `hand_back`, `hand_back_suspects` | running → queued, epoch + 1, no attempt counted |
 //! | `cancel` | any unfinished → cancelled, epoch + 1 |
 //! | [`run_now`](WaitingJobs::run_now) | the due time of scheduled and retrying jobs |
+//! | [`hold_range`](JobRanges::hold_range) | any unfinished → scheduled without a time, epoch + 1 |
+//! | [`release_range`](JobRanges::release_range) | the deadline, and the due time of held jobs |
 //! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
 //!
 //! The other traits of this module are small, one for each kind of caller; [`Operations`] and
@@ -49,7 +51,7 @@ pub use dead_letters::DeadLetters;
 pub use error::StoreError;
 pub use history::QueueHistory;
 pub use job_queries::{JobFilter, JobQueries};
-pub use job_ranges::{CancelledJobs, EndedJob, JobRanges};
+pub use job_ranges::{ChangedJobs, EndedJob, JobRanges, RangedJob};
 pub use maintenance::{Maintained, Maintenance};
 pub use page::Page;
 pub use postgres::{

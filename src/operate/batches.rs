@@ -1,24 +1,72 @@
 //! `tritmill batches`: the batches of all tenants.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
-use tritmill_admin::store::{Batch, BatchId, BatchState, audit::AuditEntry, batches::BatchFilter};
-use tritmill_queue::{Tenant, store::Page};
+use tritmill_admin::{
+    chosen_lines::{check_complete, chosen_lines},
+    store::{
+        Batch, BatchId, BatchState, FrontStore,
+        audit::AuditEntry,
+        batch_changes::{BatchChange, Changed},
+        batches::BatchFilter,
+    },
+};
+use tritmill_queue::{QueueName, Tenant, store::Page};
 
-use super::{EXIT_INCOMPLETE, block_on};
+use super::{EXIT_INCOMPLETE, block_on, queue_name};
 use crate::{keys::StoreOptions, output};
 
-/// List and cancel batches of the HTTP API, of all tenants.
+/// List, cancel, pause, resume and retry batches of the HTTP API, of all tenants.
 #[derive(Debug, Subcommand)]
 pub enum BatchesCommand {
     /// List batches, the latest first
     List(BatchListArguments),
     /// Cancel batches: their jobs are cancelled, and their answers so far are kept
+    #[command(after_help = CANCEL_HELP)]
     Cancel(BatchArguments),
+    /// Pause batches: no line starts, and the deadline does not come nearer
+    #[command(after_help = PAUSE_HELP)]
+    Pause(PauseArguments),
+    /// Resume paused batches, and run the cancelled lines of cancelled ones
+    #[command(after_help = RESUME_HELP)]
+    Resume(SelectedBatches),
+    /// Run lines of a batch again: all that failed, expired or were cancelled, or those named
+    #[command(after_help = RETRY_HELP)]
+    Retry(RetryArguments),
 }
+
+const CANCEL_HELP: &str = "\
+Examples:
+  tritmill batches cancel batch_0199f3c2…
+
+Exit codes:
+  0 all are cancelled, 1 failure, 2 some are unknown or were finished";
+const PAUSE_HELP: &str = "\
+Examples:
+  tritmill batches pause batch_0199f3c2…
+  tritmill batches pause --now batch_0199f3c2…
+  tritmill batches pause --tenant acme --model demo@i2_s
+
+Exit codes:
+  0 all are paused, 1 failure, 2 some are unknown or were finished";
+const RESUME_HELP: &str = "\
+Examples:
+  tritmill batches resume batch_0199f3c2…
+  tritmill batches resume --tenant acme
+
+Exit codes:
+  0 all are resumed, 1 failure, 2 some are unknown or neither paused nor cancelled";
+const RETRY_HELP: &str = "\
+Examples:
+  tritmill batches retry batch_0199f3c2…
+  tritmill batches retry batch_0199f3c2… --custom-id q17 --custom-id q18
+  tritmill batches retry batch_0199f3c2… --custom-id q17 --force
+
+Exit codes:
+  0 the lines run again, 1 failure, 2 the batch is unknown, or its state does not allow it";
 
 /// A filter and a page.
 #[derive(Debug, Args)]
@@ -30,7 +78,7 @@ pub struct BatchListArguments {
     /// List the batches of this tenant only
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// List batches in this state only: validating, in_progress, finalizing, completed, failed, expired,
+    /// List batches in this state only: validating, in_progress, paused, finalizing, completed, failed, expired,
     /// cancelling or cancelled
     #[arg(long, value_name = "STATE")]
     state: Option<BatchState>,
@@ -50,12 +98,6 @@ pub struct BatchListArguments {
 
 /// Batches.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  tritmill batches cancel batch_0199f3c2…
-
-Exit codes:
-  0 all are cancelled, 1 failure, 2 some are unknown or were finished")]
 pub struct BatchArguments {
     /// Ids, as printed by `tritmill batches list`
     #[arg(value_name = "ID", required = true)]
@@ -64,11 +106,64 @@ pub struct BatchArguments {
     store_options: StoreOptions,
 }
 
+/// Batches by id, or all of a tenant or model.
+#[derive(Debug, Args)]
+pub struct SelectedBatches {
+    /// Ids, as printed by `tritmill batches list`
+    #[arg(value_name = "ID", required_unless_present_any = ["tenant", "model"],
+          conflicts_with_all = ["tenant", "model"])]
+    ids: Vec<BatchId>,
+    /// All batches of this tenant that are open now: a pause takes those that wait or run, a resume paused ones
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// All batches of this queue, as MODEL@FORMAT; with --tenant, of both
+    #[arg(long, value_name = "QUEUE", value_parser = queue_name)]
+    model: Option<QueueName>,
+    #[command(flatten)]
+    store_options: StoreOptions,
+}
+
+/// Batches, and how they are paused.
+#[derive(Debug, Args)]
+pub struct PauseArguments {
+    /// Stop running lines at once; they go on from their latest checkpoint. By default they go to their end
+    #[arg(long)]
+    now: bool,
+    #[command(flatten)]
+    batches: SelectedBatches,
+}
+
+/// A batch, and which of its lines run again.
+#[derive(Debug, Args)]
+pub struct RetryArguments {
+    /// Id, as printed by `tritmill batches list`
+    #[arg(value_name = "ID")]
+    id: BatchId,
+    /// Run this line again; may be repeated
+    #[arg(long = "custom-id", value_name = "NAME")]
+    custom_ids: Vec<String>,
+    /// Run named lines again that have an answer, which is deleted
+    #[arg(long, requires = "custom_ids")]
+    force: bool,
+    #[command(flatten)]
+    store_options: StoreOptions,
+}
+
 /// Runs `batches …`.
 pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
     match command {
         BatchesCommand::List(arguments) => block_on(list(arguments)),
-        BatchesCommand::Cancel(arguments) => block_on(cancel(&arguments)),
+        BatchesCommand::Cancel(BatchArguments { ids, store_options }) => block_on(async {
+            change(&Arc::from(store_options.open().await?), &ids, BatchChange::Cancel).await
+        }),
+        BatchesCommand::Pause(PauseArguments { now, batches }) => {
+            const OPEN: [BatchState; 2] = [BatchState::Validating, BatchState::InProgress];
+            block_on(batches.change(&OPEN, BatchChange::Pause { now }))
+        }
+        BatchesCommand::Resume(batches) => {
+            block_on(batches.change(&[BatchState::Paused], BatchChange::Resume))
+        }
+        BatchesCommand::Retry(arguments) => block_on(retry(arguments)),
     }
 }
 
@@ -102,30 +197,110 @@ fn print(batch: &Batch, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn cancel(arguments: &BatchArguments) -> anyhow::Result<ExitCode> {
-    let store = arguments.store_options.open().await?;
-    let mut all = true;
-    for id in &arguments.ids {
-        let Some(batch) = store.batch_of_any_tenant(*id).await? else {
-            eprintln!("no batch {id}: see tritmill batches list");
-            all = false;
-            continue;
-        };
-        let detail = json!({ "tenant": batch.tenant });
-        let line = AuditEntry::from_command_line("batch.cancel", &id.to_string(), detail);
-        store.record_audit(&line).await.context("cannot write the audit log")?;
-        let cancelled = store.cancel_batch(&batch.tenant, *id).await?;
-        match cancelled.map(|batch| batch.state) {
-            Some(BatchState::Cancelling | BatchState::Cancelled) => eprintln!("{id}: cancelled"),
-            Some(state) => {
-                eprintln!("{id}: not cancelled, it is {}", state.as_str());
-                all = false;
-            }
-            None => {
-                eprintln!("{id}: deleted meanwhile");
-                all = false;
+impl SelectedBatches {
+    /// Changes the named batches, or all of a tenant or model that are in one of these states.
+    async fn change(self, states: &[BatchState], what: BatchChange) -> anyhow::Result<ExitCode> {
+        let Self { mut ids, tenant, model, store_options } = self;
+        let store: Arc<dyn FrontStore> = Arc::from(store_options.open().await?);
+        if ids.is_empty() {
+            ids = find(&store, tenant.map(Tenant), model.as_ref(), states).await?;
+        }
+        change(&store, &ids, what).await
+    }
+}
+
+/// Returns the batches of a tenant and a queue in these states.
+async fn find(
+    store: &Arc<dyn FrontStore>,
+    tenant: Option<Tenant>,
+    queue: Option<&QueueName>,
+    states: &[BatchState],
+) -> anyhow::Result<Vec<BatchId>> {
+    const PAGE: u32 = 1000;
+    let mut ids = Vec::new();
+    for state in states {
+        let filter = BatchFilter { tenant: tenant.clone(), state: Some(*state), metadata: None };
+        let mut page = Page { after: None, limit: PAGE, ascending: false };
+        loop {
+            let found = store.find_batches(&filter, page).await?;
+            page.after = found.last().map(|batch| batch.id);
+            let is_last = found.len() < PAGE as usize;
+            let is_of = |batch: &Batch| queue.is_none() || batch.queue.as_ref() == queue;
+            ids.extend(found.into_iter().filter(is_of).map(|batch| batch.id));
+            if is_last {
+                break;
             }
         }
     }
+    Ok(ids)
+}
+
+/// Changes batches. Goes on after one whose state does not allow it.
+async fn change(
+    store: &Arc<dyn FrontStore>,
+    ids: &[BatchId],
+    change: BatchChange,
+) -> anyhow::Result<ExitCode> {
+    let mut all = true;
+    for id in ids {
+        let batch = store.batch_of_any_tenant(*id).await?;
+        all &= match batch {
+            Some(batch) => change_one(store, &batch, &change).await?,
+            None => is_unknown(*id),
+        };
+    }
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
+}
+
+async fn retry(arguments: RetryArguments) -> anyhow::Result<ExitCode> {
+    let RetryArguments { id, custom_ids, force, store_options } = arguments;
+    let store: Arc<dyn FrontStore> = Arc::from(store_options.open().await?);
+    let done = match store.batch_of_any_tenant(id).await? {
+        None => is_unknown(id),
+        Some(batch) => {
+            let change = match custom_ids.as_slice() {
+                [] => BatchChange::retry_all(),
+                names => BatchChange::Retry {
+                    lines: chosen_lines(&store, &batch, names, force).await?,
+                    key: None,
+                },
+            };
+            change_one(&store, &batch, &change).await?
+        }
+    };
+    Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
+}
+
+/// Says that there is no such batch.
+fn is_unknown(id: BatchId) -> bool {
+    eprintln!("no batch {id}: see tritmill batches list");
+    false
+}
+
+/// Changes a batch. Returns whether its state allowed it.
+async fn change_one(
+    store: &Arc<dyn FrontStore>,
+    batch: &Batch,
+    change: &BatchChange,
+) -> anyhow::Result<bool> {
+    let (id, done) = (batch.id, change.done());
+    if matches!(change, BatchChange::Resume | BatchChange::Retry { .. }) {
+        check_complete(store, batch).await?;
+    }
+    let detail = json!({ "tenant": batch.tenant });
+    let line = AuditEntry::from_command_line(change.action(), &id.to_string(), detail);
+    store.record_audit(&line).await.context("cannot write the audit log")?;
+    // Operators open batches of a tenant beyond its limit.
+    let problem = match store.change_batch(&batch.tenant, id, change, u32::MAX).await? {
+        Some(Changed::Done(_)) => {
+            eprintln!("{id}: {done}");
+            return Ok(true);
+        }
+        Some(Changed::Refused(batch)) => format!("it is {}", batch.state.as_str()),
+        Some(Changed::ManyRetries) => "too many retries wait for their turn".to_owned(),
+        Some(Changed::Full | Changed::KeyConflict) => "the store refuses it".to_owned(),
+        None => "it was deleted meanwhile".to_owned(),
+    };
+    eprintln!("{id}: not {done}, {problem}");
+    Ok(false)
 }

@@ -13,7 +13,10 @@ use crate::{
     ApiError, App, Caller,
     openai::batches,
     operator::{batches as all_batches, metadata},
-    store::{Batch, BatchId, BatchState, FileId, batches::BatchFilter, step_state::BatchError},
+    store::{
+        Batch, BatchId, BatchState, FileId, batch_changes::BatchChange, batches::BatchFilter,
+        step_state::BatchError,
+    },
 };
 
 /// Batches per page.
@@ -57,7 +60,27 @@ impl BatchRow {
 
     /// Whether the batch can be cancelled.
     fn may_cancel(&self) -> bool {
+        matches!(
+            self.batch.state,
+            BatchState::Validating | BatchState::InProgress | BatchState::Paused
+        )
+    }
+
+    /// Whether the batch can be paused.
+    fn may_pause(&self) -> bool {
         matches!(self.batch.state, BatchState::Validating | BatchState::InProgress)
+    }
+
+    /// Whether the batch can go on.
+    fn may_resume(&self) -> bool {
+        matches!(self.batch.state, BatchState::Paused | BatchState::Cancelled)
+    }
+
+    /// Whether lines of the batch can run again.
+    fn may_retry(&self) -> bool {
+        let batch = &self.batch;
+        let is_open_or_ended = batch.state.is_terminal() || batch.state == BatchState::InProgress;
+        batch.at.in_progress.is_some() && batch.failed > batch.refused && is_open_or_ended
     }
 
     fn started(&self) -> Option<Timestamp> {
@@ -89,6 +112,7 @@ impl BatchRow {
         let steps = [
             ("Created", Some(self.batch.created_at)),
             ("Lines checked", at.in_progress),
+            ("Paused", at.paused),
             ("Cancel requested", at.cancelling),
             ("Writing output", at.finalizing),
             ("Completed", at.completed),
@@ -128,7 +152,7 @@ struct BatchesView {
     batches: Vec<BatchRow>,
     pager: Pager,
     filter: FilterForm,
-    states: [BatchState; 8],
+    states: [BatchState; 9],
     is_operator: bool,
     may_submit: bool,
     lines_max: u64,
@@ -215,7 +239,8 @@ struct BatchView {
     row: BatchRow,
     /// Whether the batch is of the visitor's tenant, whose files it may download.
     is_own: bool,
-    may_cancel: bool,
+    /// Whether the visitor may change it.
+    may_change: bool,
 }
 
 impl BatchView {
@@ -238,16 +263,36 @@ async fn load_one(app: App, caller: Caller, id: String) -> Result<Content, PageE
     };
     let (title, is_own) = (format!("Batch {}", batch.id), batch.tenant == caller.tenant);
     let (now, row) = (app.client.now().await?, BatchRow { batch });
-    let may_cancel = caller.may_submit() && row.may_cancel();
-    Ok(Content::new(title, &BatchView { now, row, is_own, may_cancel }))
+    let may_change = caller.may_submit();
+    Ok(Content::new(title, &BatchView { now, row, is_own, may_change }))
 }
 
 /// Cancels a batch.
 pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> PageResult {
+    let done = "The batch is cancelled. Its answers so far are kept.";
+    change(visit, &id, BatchChange::Cancel, done).await
+}
+
+/// Pauses a batch; running lines go to their end.
+pub(crate) async fn pause(visit: Visit, Path(id): Path<String>) -> PageResult {
+    let done = "The batch is paused. Running lines go to their end.";
+    change(visit, &id, BatchChange::Pause { now: false }, done).await
+}
+
+/// Lets a paused or cancelled batch go on.
+pub(crate) async fn resume(visit: Visit, Path(id): Path<String>) -> PageResult {
+    change(visit, &id, BatchChange::Resume, "The batch goes on.").await
+}
+
+/// Runs all lines without an answer again.
+pub(crate) async fn retry(visit: Visit, Path(id): Path<String>) -> PageResult {
+    change(visit, &id, BatchChange::retry_all(), "The lines without an answer run again.").await
+}
+
+async fn change(visit: Visit, id: &str, change: BatchChange, done: &str) -> PageResult {
     let batch = match visit.caller.may_operate() {
-        true => all_batches::cancel_batch(&visit.app, &visit.caller, &id).await?,
-        false => batches::cancel_batch(&visit.app, &visit.caller, &id).await?,
+        true => all_batches::change_batch(&visit.app, &visit.caller, id, change).await?,
+        false => batches::change_own(&visit.app, &visit.caller, id, change).await?,
     };
-    let page = format!("/dashboard/batches/{}", batch.id);
-    Ok(visit.done(&page, "The batch is cancelled. Its answers so far are kept."))
+    Ok(visit.done(&format!("/dashboard/batches/{}", batch.id), done))
 }

@@ -18,7 +18,7 @@ pub(super) async fn fail(app: &App, claim: &mut BatchClaim) -> Result<Next, Inte
     if !is_again {
         claim.batch.errors.push(error);
     }
-    if claim.batch.state == BatchState::InProgress {
+    if matches!(claim.batch.state, BatchState::InProgress | BatchState::Paused) {
         let now = app.store.now().await?;
         claim.batch.enter(BatchState::Cancelling, now);
         save(app, claim, BatchWrites::default()).await?;

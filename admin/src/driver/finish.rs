@@ -14,7 +14,7 @@ use tritmill_queue::{
 };
 
 use self::output::Output;
-use super::{Budget, Interrupted, Next, cancel_jobs, fail, lines, save};
+use super::{Budget, Interrupted, JobsChange, Next, change_jobs, fail, lines, save};
 use crate::{
     App,
     shown_errors::outcome_for_tenant,
@@ -41,7 +41,7 @@ pub(super) async fn step(
 ) -> Result<Next, Interrupted> {
     let is_begun = claim.batch.steps.assembly.is_some();
     if claim.batch.state == BatchState::Cancelling && !is_begun {
-        if !cancel_jobs(app, claim.batch.id, &mut budget).await? {
+        if !change_jobs(app, claim.batch.id, JobsChange::Cancel, &mut budget).await? {
             return Ok(Next::Now);
         }
         if fail::is_failing(&claim.batch) {
@@ -86,11 +86,15 @@ async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<
     let (chunks, state) = (output.chunks(), &output.state);
     let parts = [state.answers, state.errors].into_iter().flatten();
     let files: Vec<_> = parts.map(|part| (part.file, part.size_bytes, expires_at)).collect();
+    // The files of a batch that was opened again have the earlier answers as well.
+    let replaced: Vec<_> =
+        [claim.batch.output.take(), claim.batch.error_file.take()].into_iter().flatten().collect();
     claim.batch.output = state.answers.map(|part| part.file);
     claim.batch.error_file = state.errors.map(|part| part.file);
     (claim.batch.completed, claim.batch.failed) = (state.completed, state.failed);
     claim.batch.usage = state.usage;
-    claim.batch.steps = StepState::default();
+    let not_storable = std::mem::take(&mut claim.batch.steps.not_storable);
+    claim.batch.steps = StepState { not_storable, ..StepState::default() };
     claim.batch.enter(
         match claim.batch.state {
             BatchState::Cancelling => BatchState::Cancelled,
@@ -99,7 +103,12 @@ async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<
         },
         now,
     );
-    let writes = BatchWrites { chunks: &chunks, files: &files, ..BatchWrites::default() };
+    let writes = BatchWrites {
+        chunks: &chunks,
+        files: &files,
+        replaced: &replaced,
+        ..BatchWrites::default()
+    };
     save(app, claim, writes).await?;
     Ok(Next::Finished)
 }
@@ -151,6 +160,8 @@ fn output_line(
     let expired =
         || unanswered("batch_expired", "the batch expired before the request was answered");
     let is_cancelled = batch.state == BatchState::Cancelling;
+    // What was not chosen to run again stays as it was.
+    let was_expired = !is_cancelled && batch.left_by == Some(BatchState::Expired);
     let (outcome, finished_at) = match end {
         Some(EndedJob { outcome: Some(Outcome::Expired), .. }) => {
             output.state.overdue = true;
@@ -158,7 +169,10 @@ fn output_line(
         }
         Some(EndedJob { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
         // Cancelled when this batch expired, or by an operator.
-        Some(EndedJob { outcome: None, .. }) if batch.overdue => return expired(),
+        Some(EndedJob { outcome: None, .. }) if batch.overdue || was_expired => {
+            output.state.overdue = true;
+            return expired();
+        }
         Some(EndedJob { outcome: None, .. }) => return cancelled(),
         // Never submitted.
         None if is_cancelled => return cancelled(),
@@ -167,6 +181,11 @@ fn output_line(
             let refused = JobError::new(ErrorKind::InvalidRequest, "not_storable", why);
             (Outcome::Error(refused), batch.created_at)
         }
+        None if was_expired => {
+            output.state.overdue = true;
+            return expired();
+        }
+        None if batch.left_by.is_some() => return cancelled(),
         None => {
             let message = "the job was deleted before its batch finished";
             let deleted = JobError::new(ErrorKind::Engine, "job_deleted", message);

@@ -18,7 +18,7 @@ const PAGE_BYTES: u64 = 1 << 20;
 const AHEAD: usize = 1;
 
 /// A non-blank line.
-pub(super) struct Line {
+pub(crate) struct Line {
     /// Position of the next line.
     pub after: FilePosition,
     /// The request, or why the line is invalid.
@@ -26,10 +26,10 @@ pub(super) struct Line {
 }
 
 /// A page of lines; never empty.
-pub(super) type Lines = Vec<Line>;
+pub(crate) type Lines = Vec<Line>;
 
 /// Reads the lines of a file from a position on. Reading ends when the receiver is dropped.
-pub(super) fn read(
+pub(crate) fn read(
     store: &Arc<dyn FrontStore>,
     file: FileId,
     from: FilePosition,

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tritmill_client::ClientError;
-use tritmill_queue::{Job, StoreError};
+use tritmill_queue::{Job, JobId, StoreError};
 
-use super::{Budget, Interrupted, Next, cancel_jobs, lines, save};
+use super::{Budget, Interrupted, JobsChange, Next, change_jobs, lines, rerun::Pass, save};
 use crate::{
     App,
     refusals::Limit,
@@ -43,9 +43,17 @@ pub(super) async fn step(
 ) -> Result<Next, Interrupted> {
     let now = app.store.now().await?;
     if now >= claim.batch.expires_at {
-        if cancel_jobs(app, claim.batch.id, &mut budget).await? {
+        if change_jobs(app, claim.batch.id, JobsChange::Cancel, &mut budget).await? {
             claim.batch.overdue = true;
             claim.batch.enter(BatchState::Finalizing, now);
+            save(app, claim, BatchWrites::default()).await?;
+        }
+        return Ok(Next::Now);
+    }
+    if claim.batch.steps.is_held {
+        let release = JobsChange::Release { expires_at: claim.batch.expires_at };
+        if change_jobs(app, claim.batch.id, release, &mut budget).await? {
+            claim.batch.steps.is_held = false;
             save(app, claim, BatchWrites::default()).await?;
         }
         return Ok(Next::Now);
@@ -62,8 +70,8 @@ pub(super) async fn step(
         _ => {}
     }
     let started = Instant::now();
-    let (all_finished, changed) = count(app, claim).await?;
-    if all_finished && matches!(submitted, Submitted::All) {
+    let Counted { open, changed, .. } = count(app, claim).await?;
+    if open == 0 && matches!(submitted, Submitted::All) {
         claim.batch.enter(BatchState::Finalizing, now);
         save(app, claim, BatchWrites::default()).await?;
         return Ok(Next::Now);
@@ -86,14 +94,24 @@ fn busy(retry: Duration) -> Duration {
     retry.clamp(BUSY_FIRST, BUSY_LAST)
 }
 
-/// Counts the batch's jobs. Returns whether all submitted jobs are finished, and whether counts changed.
-async fn count(app: &App, claim: &mut BatchClaim) -> Result<(bool, bool), StoreError> {
+/// Counts of the batch's jobs.
+pub(super) struct Counted {
+    /// Jobs that have not ended.
+    pub open: u64,
+    /// Those of them that wait for no time.
+    pub active: u64,
+    /// Whether the numbers of the batch changed.
+    pub changed: bool,
+}
+
+/// Counts the batch's jobs.
+pub(super) async fn count(app: &App, claim: &mut BatchClaim) -> Result<Counted, StoreError> {
     let progress = app.store.range_progress(claim.batch.id.all_jobs()).await?;
-    let unfinished = progress.scheduled + progress.queued + progress.running + progress.retrying;
+    let active = progress.queued + progress.running + progress.retrying;
     let failed = claim.batch.refused + progress.failed + progress.expired + progress.cancelled;
     let changed = (claim.batch.completed, claim.batch.failed) != (progress.completed, failed);
     (claim.batch.completed, claim.batch.failed) = (progress.completed, failed);
-    Ok((unfinished == 0, changed))
+    Ok(Counted { open: progress.scheduled + active, active, changed })
 }
 
 /// Result of submitting the next jobs.
@@ -106,8 +124,31 @@ enum Submitted {
     All,
 }
 
-/// Submits lines until none is left, the queue is full, or the budget is spent.
+/// Submits lines until none is left, the queue is full, or the budget is spent. When lines run again, each pass over
+/// the file is followed by the next.
 async fn submit(
+    app: &App,
+    claim: &mut BatchClaim,
+    budget: &mut Budget,
+) -> Result<Submitted, Interrupted> {
+    loop {
+        if let Some(rerun) = claim.batch.steps.reruns.first_mut().filter(|it| it.reached.is_none())
+        {
+            rerun.reached = Some(claim.batch.submitted.line);
+            claim.batch.submitted = FilePosition::default();
+            save(app, claim, BatchWrites::default()).await?;
+        }
+        let submitted = submit_rest(app, claim, budget).await?;
+        if !matches!(submitted, Submitted::All) || claim.batch.steps.reruns.is_empty() {
+            return Ok(submitted);
+        }
+        claim.batch.steps.reruns.remove(0);
+        save(app, claim, BatchWrites::default()).await?;
+    }
+}
+
+/// Submits the lines from the position on.
+async fn submit_rest(
     app: &App,
     claim: &mut BatchClaim,
     budget: &mut Budget,
@@ -120,9 +161,11 @@ async fn submit(
         let page = page?;
         let Some(read) = page.last().map(|line| line.after) else { continue };
         let (lines, start) = (page.len(), claim.batch.submitted.offset_bytes);
+        let pass = Pass::of(app, &claim.batch, &page).await?;
         // The next job comes last.
         let mut pending: Vec<(Job, FilePosition)> =
-            page.into_iter().rev().filter_map(|line| job(&claim.batch, line)).collect();
+            page.into_iter().rev().filter_map(|line| job(&claim.batch, &pass, line)).collect();
+        let again = pass.again();
         while !pending.is_empty() {
             let first = pending.len().saturating_sub(chunk);
             let next: Vec<Job> =
@@ -145,7 +188,10 @@ async fn submit(
                 0 => read,
                 _ => pending[first].1,
             };
-            match save(app, claim, BatchWrites { jobs: &next, ..BatchWrites::default() }).await {
+            let again: Vec<JobId> =
+                next.iter().map(|job| job.id).filter(|id| again.contains(id)).collect();
+            let writes = BatchWrites { jobs: &next, again: &again, ..BatchWrites::default() };
+            match save(app, claim, writes).await {
                 Ok(()) => {}
                 Err(Interrupted::Store(StoreError::InvalidValue { .. })) if next.len() > 1 => {
                     // To find the refused one.
@@ -197,10 +243,10 @@ async fn refuse(
     save(app, claim, BatchWrites::default()).await
 }
 
-/// Returns the job of a valid line.
-fn job(batch: &Batch, line: lines::Line) -> Option<(Job, FilePosition)> {
+/// Returns the job of a valid line that runs now.
+fn job(batch: &Batch, pass: &Pass, line: lines::Line) -> Option<(Job, FilePosition)> {
     let request = line.parsed.ok()?;
-    let number = u32::try_from(request.number).ok()?;
+    let number = u32::try_from(request.number).ok().filter(|number| pass.runs(*number))?;
     let queue = batch.queue.clone()?;
     let job = Job {
         tenant: batch.tenant.clone(),

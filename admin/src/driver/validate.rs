@@ -104,8 +104,17 @@ async fn enter(app: &App, claim: &mut BatchClaim, budget: Budget) -> Result<Next
     let (now, max) = (app.store.now().await?, app.limits.active_batches_max);
     let max = if now < claim.batch.expires_at { max } else { u32::MAX };
     let valid = claim.batch.clone();
-    claim.batch.steps = StepState::default();
-    claim.batch.enter(BatchState::InProgress, now);
+    let before = &mut claim.batch.steps;
+    claim.batch.steps = StepState {
+        // Of a batch that was paused or opened again.
+        not_storable: std::mem::take(&mut before.not_storable),
+        reruns: std::mem::take(&mut before.reruns),
+        is_held: before.is_held,
+        changed_at: before.changed_at,
+        ..StepState::default()
+    };
+    let began = claim.batch.at.in_progress.unwrap_or(now);
+    claim.batch.enter(BatchState::InProgress, began);
     match app.store.start_batch(claim, max).await? {
         BatchStart::Started => {
             forget(app, claim, budget).await?;

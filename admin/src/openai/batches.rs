@@ -1,13 +1,18 @@
 //! `/v1/batches`: files that are answered line by line.
 
+mod changes;
 mod request;
 
 use axum::{Json, extract::Path, http::HeaderMap};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tritmill_queue::{Tenant, Timestamp, Usage, store::Page};
+use tritmill_queue::{Timestamp, Usage, store::Page};
 use utoipa::ToSchema;
 
+pub(crate) use self::changes::{
+    __path_cancel, __path_pause, __path_resume, __path_retry, cancel, change_of_tenant, change_own,
+    pause, pause_of, resume, retry,
+};
 use self::request::NewBatch;
 use super::{
     idempotency,
@@ -41,14 +46,17 @@ pub(crate) struct BatchView {
     errors: Option<BatchErrors>,
     input_file_id: String,
     completion_window: String,
-    /// `validating`, `in_progress`, `finalizing`, `cancelling`; finally `completed`, `failed`, `expired` or
-    /// `cancelled`.
+    /// `validating`, `in_progress`, `paused` (a state that OpenAI does not have), `finalizing`, `cancelling`; finally
+    /// `completed`, `failed`, `expired` or `cancelled`.
     status: &'static str,
     output_file_id: Option<String>,
     error_file_id: Option<String>,
     created_at: i64,
     in_progress_at: Option<i64>,
+    /// The deadline. While the batch is paused it does not count: a resume moves it by the time of the pause.
     expires_at: i64,
+    /// Since when it is paused, while it is.
+    paused_at: Option<i64>,
     finalizing_at: Option<i64>,
     completed_at: Option<i64>,
     failed_at: Option<i64>,
@@ -149,6 +157,7 @@ impl From<Batch> for BatchView {
             created_at: batch.created_at.seconds(),
             in_progress_at: at(batch.at.in_progress),
             expires_at: batch.expires_at.seconds(),
+            paused_at: at(batch.at.paused),
             finalizing_at: at(batch.at.finalizing),
             completed_at: at(batch.at.completed),
             failed_at: at(batch.at.failed),
@@ -239,6 +248,8 @@ pub(crate) async fn create_batch(
         output: None,
         error_file: None,
         overdue: false,
+        left_by: None,
+        reopened: 0,
         idempotency_key,
         webhook: new.webhook,
         steps: StepState::default(),
@@ -299,44 +310,4 @@ pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<Batch, 
     let unknown = || ApiError::not_found("batch", id);
     let batch: BatchId = id.parse().map_err(|_| unknown())?;
     app.store.batch(&caller.tenant, batch).await?.ok_or_else(unknown)
-}
-
-/// Cancels a batch.
-#[utoipa::path(post, path = "/v1/batches/{id}/cancel", tag = "batches",
-    params(("id" = String, Path)),
-    responses((status = 200, description = "The batch, which is cancelling", body = BatchView)))]
-pub(crate) async fn cancel(
-    Call { app, caller }: Call,
-    Path(id): Path<String>,
-) -> JsonResult<BatchView> {
-    Ok(Json(cancel_batch(&app, &caller, &id).await?.into()))
-}
-
-/// Cancels a batch of the caller's tenant, unless it is finished.
-pub(crate) async fn cancel_batch(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
-    let unknown = || ApiError::not_found("batch", id);
-    let batch: BatchId = id.parse().map_err(|_| unknown())?;
-    cancel_of_tenant(app, caller, &caller.tenant, batch).await
-}
-
-/// Cancels a batch of a tenant that the caller may act for.
-pub(crate) async fn cancel_of_tenant(
-    app: &App,
-    caller: &Caller,
-    tenant: &Tenant,
-    id: BatchId,
-) -> Result<Batch, ApiError> {
-    let unknown = || ApiError::not_found("batch", &id.to_string());
-    let batch = app.store.cancel_batch(tenant, id).await?.ok_or_else(unknown)?;
-    match batch.state {
-        BatchState::Cancelling | BatchState::Cancelled => {
-            app.batch_changed.notify_one();
-            tracing::info!(key = %caller.key, batch = %batch.id, "batch cancelled");
-            Ok(batch)
-        }
-        state => {
-            let message = format!("a batch in state '{}' cannot be cancelled", state.as_str());
-            Err(ApiError::invalid("invalid_state", message))
-        }
-    }
 }

@@ -393,3 +393,20 @@ pub(crate) struct ExpiresAfter {
     #[schema(minimum = 3600, maximum = 2_592_000)]
     seconds: u32,
 }
+
+/// How a batch is paused.
+#[derive(ToSchema)]
+pub(crate) struct PauseRequest {
+    /// Whether running lines stop at once and go on from their latest checkpoint at the resume. By default they go to
+    /// their end.
+    now: Option<bool>,
+}
+
+/// Lines that run again.
+#[derive(ToSchema)]
+pub(crate) struct RetryRequest {
+    /// Up to 10,000 lines. By default all that failed, expired or were cancelled.
+    custom_ids: Option<Vec<String>>,
+    /// Whether named lines that have an answer run again. Their earlier answer is deleted.
+    force: Option<bool>,
+}

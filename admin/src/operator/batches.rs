@@ -12,8 +12,12 @@ use super::{
 };
 use crate::{
     ApiError, App, Call, Caller, JsonResult, QueryParams,
-    openai::batches::{self, BatchView},
-    store::{Batch, BatchId, BatchState, batches::BatchFilter},
+    extract::OptionalBody,
+    openai::{
+        batches::{self, BatchView},
+        schemas::PauseRequest,
+    },
+    store::{Batch, BatchId, BatchState, batch_changes::BatchChange, batches::BatchFilter},
 };
 
 /// Conditions on batches, and a page of the list. All given conditions must hold.
@@ -24,7 +28,7 @@ pub(crate) struct BatchQuery {
     /// Tenant of the batch.
     #[param(nullable = false)]
     tenant: Option<String>,
-    /// `validating`, `in_progress`, `finalizing`, `completed`, `failed`, `expired`, `cancelling` or
+    /// `validating`, `in_progress`, `paused`, `finalizing`, `completed`, `failed`, `expired`, `cancelling` or
     /// `cancelled`.
     #[param(nullable = false)]
     state: Option<String>,
@@ -92,7 +96,42 @@ pub(crate) async fn cancel(
     Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> JsonResult<TenantBatch> {
-    Ok(Json(cancel_batch(&app, &caller, &id).await?.into()))
+    Ok(Json(change_batch(&app, &caller, &id, BatchChange::Cancel).await?.into()))
+}
+
+/// Pauses a batch of any tenant, as its tenant does.
+#[utoipa::path(post, path = "/admin/v1/batches/{id}/pause", tag = "batches",
+    params(("id" = String, Path)), request_body = Option<PauseRequest>,
+    responses((status = 200, description = "The batch, which is paused", body = TenantBatch)))]
+pub(crate) async fn pause(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+    OptionalBody(body): OptionalBody,
+) -> JsonResult<TenantBatch> {
+    let change = batches::pause_of(body)?;
+    Ok(Json(change_batch(&app, &caller, &id, change).await?.into()))
+}
+
+/// Resumes a batch of any tenant, as its tenant does.
+#[utoipa::path(post, path = "/admin/v1/batches/{id}/resume", tag = "batches",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "The batch", body = TenantBatch)))]
+pub(crate) async fn resume(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+) -> JsonResult<TenantBatch> {
+    Ok(Json(change_batch(&app, &caller, &id, BatchChange::Resume).await?.into()))
+}
+
+/// Runs all lines without an answer of a batch of any tenant again.
+#[utoipa::path(post, path = "/admin/v1/batches/{id}/retry", tag = "batches",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "The batch", body = TenantBatch)))]
+pub(crate) async fn retry(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+) -> JsonResult<TenantBatch> {
+    Ok(Json(change_batch(&app, &caller, &id, BatchChange::retry_all()).await?.into()))
 }
 
 /// Finds a batch of any tenant. Only for operators.
@@ -102,10 +141,15 @@ pub(crate) async fn find(app: &App, id: &str) -> Result<Batch, ApiError> {
     app.store.batch_of_any_tenant(batch).await?.ok_or_else(unknown)
 }
 
-/// Cancels a batch of any tenant and records it in the audit log. Only for operators.
-pub(crate) async fn cancel_batch(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
+/// Changes a batch of any tenant and records it in the audit log. Only for operators.
+pub(crate) async fn change_batch(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    change: BatchChange,
+) -> Result<Batch, ApiError> {
     let batch = find(app, id).await?;
-    let detail = json!({ "tenant": batch.tenant });
-    audit::record(app, caller, "batch.cancel", &batch.id.to_string(), detail).await?;
-    batches::cancel_of_tenant(app, caller, &batch.tenant, batch.id).await
+    let (action, detail) = (change.action(), json!({ "tenant": batch.tenant }));
+    audit::record(app, caller, action, &batch.id.to_string(), detail).await?;
+    batches::change_of_tenant(app, caller, (&batch.tenant, batch.id), change).await
 }

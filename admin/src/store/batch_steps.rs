@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tritmill_queue::{Claimant, Job, StoreError, Tenant, Timestamp};
+use tritmill_queue::{Claimant, Job, JobId, StoreError, Tenant, Timestamp};
 
 use super::{
     batches::{Batch, BatchId},
@@ -63,10 +63,14 @@ pub struct FileChunk<'a> {
 pub struct BatchWrites<'a> {
     /// Jobs to submit; jobs with known ids stay as they are.
     pub jobs: &'a [Job],
+    /// Those of them that have ended before: their ends are deleted, so that they run again.
+    pub again: &'a [JobId],
     /// Chunks of output files, in place of what they had.
     pub chunks: &'a [FileChunk<'a>],
     /// Files to complete, with their sizes and expiry times.
     pub files: &'a [(FileId, u64, Option<Timestamp>)],
+    /// Output files to delete, which these files replace.
+    pub replaced: &'a [FileId],
     /// Lines that were validated: hashes of their `custom_id`s, and their numbers.
     pub custom_ids: &'a [(CustomIdHash, u32)],
 }
@@ -173,6 +177,6 @@ pub trait BatchSteps: Send + Sync {
     /// Deletes up to `max` saved hashes of a batch; returns how many.
     async fn forget_custom_ids(&self, id: BatchId, max: u32) -> Result<u64, StoreError>;
 
-    /// Deletes hashes of batches that are not validating, and turns of tenants without batches for a week.
+    /// Deletes hashes of batches that are neither validating nor paused, and turns of tenants without batches for a week.
     async fn sweep_batches(&self) -> Result<(), StoreError>;
 }

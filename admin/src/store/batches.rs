@@ -3,9 +3,13 @@
 //! ```text
 //! validating ─► in_progress ─► finalizing ─► completed
 //!     │             ├── deadline ─► finalizing ─► expired
-//!     │             └── cancel ──► cancelling ─► cancelled    (also from validating)
+//!     │             ├── pause ───► paused ─► validating       (also from validating)
+//!     │             └── cancel ──► cancelling ─► cancelled    (also from validating and paused)
 //!     └─► failed      nothing was submitted
 //! ```
+//!
+//! A retry opens an ended batch again: it is validating, with lines that are known to be valid, until its tenant has
+//! room for one more batch in progress. A paused batch that is resumed goes the same way.
 //!
 //! A batch proceeds in steps, each under a claim of its own: see [`batch_steps`](super::batch_steps).
 //!
@@ -13,7 +17,7 @@
 //! submissions of a line create one job, no table of lines is needed, and the jobs of a batch are a
 //! range of ids.
 
-use std::{fmt, ops::RangeInclusive, str::FromStr};
+use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -23,6 +27,7 @@ use tritmill_queue::{
 use uuid::Uuid;
 
 use super::{
+    batch_changes::{BatchChange, Changed},
     files::{FileId, prefixed},
     step_state::{BatchError, FilePosition, StepState},
     webhooks::Webhook,
@@ -100,6 +105,8 @@ pub enum BatchState {
     Validating,
     /// Its lines are being submitted and answered.
     InProgress,
+    /// Paused by its tenant: no line starts, and its deadline does not come nearer.
+    Paused,
     /// Its output is being written.
     Finalizing,
     /// Terminal: every line has its answer or error.
@@ -121,9 +128,10 @@ impl BatchState {
     }
 
     /// All states.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Validating,
         Self::InProgress,
+        Self::Paused,
         Self::Finalizing,
         Self::Completed,
         Self::Failed,
@@ -137,6 +145,7 @@ impl BatchState {
         match self {
             Self::Validating => "validating",
             Self::InProgress => "in_progress",
+            Self::Paused => "paused",
             Self::Finalizing => "finalizing",
             Self::Completed => "completed",
             Self::Failed => "failed",
@@ -162,6 +171,8 @@ impl FromStr for BatchState {
 pub struct BatchTimes {
     /// Time at which the batch became `in_progress`.
     pub in_progress: Option<Timestamp>,
+    /// Time at which the batch became `paused`, while it is.
+    pub paused: Option<Timestamp>,
     /// Time at which the batch became `finalizing`.
     pub finalizing: Option<Timestamp>,
     /// Time at which the batch became `completed`.
@@ -238,6 +249,12 @@ pub struct Batch {
     /// Whether the deadline passed before every line was answered.
     #[serde(default)]
     pub overdue: bool,
+    /// Why lines were left without an answer before it was opened again: it was `cancelled` or `expired`.
+    #[serde(default)]
+    pub left_by: Option<BatchState>,
+    /// How often it was opened again.
+    #[serde(default)]
+    pub reopened: u32,
     /// Idempotency key from its creator: a tenant has one batch per key.
     #[serde(default)]
     pub idempotency_key: Option<String>,
@@ -257,12 +274,19 @@ impl Batch {
         self.state.is_terminal().then(|| webhook.next_at.unwrap_or_default())
     }
 
+    /// Returns the length of its completion window.
+    pub fn window(&self) -> Duration {
+        parse_window(&self.completion_window).unwrap_or(WINDOW_MAX)
+    }
+
     /// Sets the state and records the time.
     pub fn enter(&mut self, state: BatchState, now: Timestamp) {
         self.state = state;
+        self.at.paused = None;
         let at = match state {
             BatchState::Validating => return,
             BatchState::InProgress => &mut self.at.in_progress,
+            BatchState::Paused => &mut self.at.paused,
             BatchState::Finalizing => &mut self.at.finalizing,
             BatchState::Completed => &mut self.at.completed,
             BatchState::Failed => &mut self.at.failed,
@@ -272,6 +296,25 @@ impl Batch {
         };
         *at = Some(now);
     }
+}
+
+/// Longest completion window.
+const WINDOW_MAX: Duration = Duration::from_secs(365 * 86_400);
+
+/// Parses a completion window such as `24h`, `90s` or `7d`.
+pub fn parse_window(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let count: u64 = is_number.then(|| digits.parse().ok()).flatten()?;
+    let window = Duration::from_secs(count.checked_mul(seconds)?);
+    (!window.is_zero() && window <= WINDOW_MAX).then_some(window)
 }
 
 /// Result of [`create_batch`](Batches::create_batch).
@@ -321,16 +364,35 @@ pub trait Batches: Send + Sync {
         page: Page<BatchId>,
     ) -> Result<Vec<Batch>, StoreError>;
 
-    /// Cancels a batch of a tenant that is validating or in progress: its state becomes cancelling, and
-    /// the claim of the process that drives it ends. A batch in another state stays as it is. Returns
-    /// the batch as it is afterwards.
-    async fn cancel_batch(&self, tenant: &Tenant, id: BatchId)
-    -> Result<Option<Batch>, StoreError>;
+    /// Changes a batch of a tenant, and ends the claim of the process that drives it; its next step is due at once.
+    /// A batch whose state does not allow the change stays as it is. An ended batch that would be the tenant's
+    /// unfinished batch number `open_max` + 1 is not opened again.
+    async fn change_batch(
+        &self,
+        tenant: &Tenant,
+        id: BatchId,
+        change: &BatchChange,
+        open_max: u32,
+    ) -> Result<Option<Changed>, StoreError>;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn window_is_a_number_with_a_unit() {
+        let check = |text: &str, seconds: Option<u64>| {
+            assert_eq!(parse_window(text), seconds.map(Duration::from_secs), "{text}");
+        };
+        check("24h", Some(86_400));
+        check("90s", Some(90));
+        check("7d", Some(604_800));
+        let too_long = "99999999999999999999d";
+        for wrong in ["", "h", "0h", "24", "-1h", "+1h", "1.5h", "24 h", "366d", "1é", too_long] {
+            check(wrong, None);
+        }
+    }
 
     #[test]
     fn jobs_of_a_batch_are_a_range_without_other_ids() {

@@ -46,6 +46,9 @@ pub trait CallKeys: Send + Sync {
         jobs: (JobId, JobId),
     ) -> Result<bool, StoreError>;
 
+    /// Returns whether an earlier request of a tenant took a key and asked the same.
+    async fn has_call(&self, tenant: &Tenant, key: CallKey<'_>) -> Result<bool, StoreError>;
+
     /// Deletes the keys that were kept for [`KEPT`]; returns how many.
     async fn sweep_calls(&self) -> Result<u64, StoreError>;
 }

@@ -12,6 +12,7 @@ use super::{
     ApiKey, Audit, Batch, BatchId, BatchSteps, Batches, CallKeys, FileId, Files, KeyHash, Keys,
     Sessions, Tenants,
     audit::AuditEntry,
+    batch_changes::{BatchChange, Changed},
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
     batches::{BatchFilter, Creation},
     call_keys::{CallKey, KeyedCall},
@@ -56,6 +57,7 @@ measured! {
             -> Result<KeyedCall, StoreError>;
         fn replace_call(tenant: &Tenant, key: &str, jobs: (JobId, JobId))
             -> Result<bool, StoreError>;
+        fn has_call(tenant: &Tenant, key: CallKey<'_>) -> Result<bool, StoreError>;
         fn sweep_calls() -> Result<u64, StoreError>;
     }
     Batches {
@@ -65,7 +67,8 @@ measured! {
         fn batches(tenant: &Tenant, page: Page<BatchId>) -> Result<Vec<Batch>, StoreError>;
         fn find_batches(filter: &BatchFilter, page: Page<BatchId>)
             -> Result<Vec<Batch>, StoreError>;
-        fn cancel_batch(tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
+        fn change_batch(tenant: &Tenant, id: BatchId, change: &BatchChange, open_max: u32)
+            -> Result<Option<Changed>, StoreError>;
     }
     BatchSteps {
         fn claim_batches(which: Claimable, by: Claimant<'_>, max: u32)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tritmill_queue::{Timestamp, Usage};
+use tritmill_queue::{JobState, Timestamp, Usage};
 
 use super::files::FileId;
 
@@ -48,6 +48,88 @@ pub struct StepState {
     /// Unfinished output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assembly: Option<AssemblyState>,
+    /// Whether jobs may be held that a batch in progress must release first.
+    pub is_held: bool,
+    /// Whether a pause holds running jobs as well.
+    pub holds_running: bool,
+    /// Lines to run again. Each is a pass over the file; the first one is under way.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reruns: Vec<Rerun>,
+}
+
+/// Lines that run again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rerun {
+    /// Which lines.
+    pub lines: RerunLines,
+    /// Time of the request: what ended later was run again since, or was not there to be chosen.
+    pub at: Timestamp,
+    /// The lines after this one were not reached before the pass began, so they run whether they are chosen or not.
+    /// `None` before it begins.
+    pub reached: Option<u64>,
+}
+
+/// Which lines run again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RerunLines {
+    /// All that have no answer.
+    Unanswered,
+    /// All that were cancelled or never reached.
+    Cancelled,
+    /// These ranges of lines, in ascending order.
+    Chosen {
+        /// The first and the last line of each.
+        ranges: Vec<(u32, u32)>,
+        /// Whether a line with an answer runs again as well.
+        answered: bool,
+    },
+}
+
+impl Rerun {
+    /// Whether the line of an ended job runs again.
+    pub fn has_ended(&self, line: u32, state: JobState, finished_at: Timestamp) -> bool {
+        if finished_at > self.at {
+            return false;
+        }
+        let is_answered = state == JobState::Completed;
+        match &self.lines {
+            RerunLines::Unanswered => !is_answered,
+            RerunLines::Cancelled => state == JobState::Cancelled,
+            RerunLines::Chosen { ranges, answered } => {
+                has_line(ranges, line) && (*answered || !is_answered)
+            }
+        }
+    }
+
+    /// Whether a line without a job runs.
+    pub fn has_new(&self, line: u32) -> bool {
+        let is_unreached = self.reached.is_none_or(|reached| u64::from(line) > reached);
+        is_unreached
+            || match &self.lines {
+                RerunLines::Unanswered | RerunLines::Cancelled => true,
+                RerunLines::Chosen { ranges, .. } => has_line(ranges, line),
+            }
+    }
+}
+
+/// Whether ascending ranges contain a line.
+fn has_line(ranges: &[(u32, u32)], line: u32) -> bool {
+    let next = ranges.partition_point(|(_, last)| *last < line);
+    ranges.get(next).is_some_and(|(first, _)| *first <= line)
+}
+
+/// Returns lines as ascending ranges.
+pub fn line_ranges(mut lines: Vec<u32>) -> Vec<(u32, u32)> {
+    lines.sort_unstable();
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for line in lines {
+        match ranges.last_mut() {
+            Some((_, last)) if line <= last.saturating_add(1) => *last = line,
+            _ => ranges.push((line, line)),
+        }
+    }
+    ranges
 }
 
 /// An unfinished validation.
@@ -111,6 +193,26 @@ pub struct OutputPart {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rerun_has_the_chosen_lines_that_ended_before_it() {
+        let (before, after) = (Timestamp(9), Timestamp(11));
+        let rerun = |lines| Rerun { lines, at: Timestamp(10), reached: Some(5) };
+        let ranges = line_ranges(vec![9, 4, 3, 3, 7]);
+        assert_eq!(ranges, [(3, 4), (7, 7), (9, 9)]);
+        let chosen = |answered| rerun(RerunLines::Chosen { ranges: ranges.clone(), answered });
+        let (unanswered, cancelled) = (rerun(RerunLines::Unanswered), rerun(RerunLines::Cancelled));
+        let has = |rerun: &Rerun, state| rerun.has_ended(3, state, before);
+        assert!(has(&unanswered, JobState::Failed) && has(&unanswered, JobState::Expired));
+        assert!(has(&unanswered, JobState::Cancelled) && has(&cancelled, JobState::Cancelled));
+        assert!(!has(&unanswered, JobState::Completed) && !has(&cancelled, JobState::Failed));
+        assert!(has(&chosen(false), JobState::Failed) && !has(&chosen(false), JobState::Completed));
+        assert!(has(&chosen(true), JobState::Completed));
+        assert!(!chosen(true).has_ended(5, JobState::Failed, before), "it is not chosen");
+        assert!(!unanswered.has_ended(3, JobState::Failed, after), "it ended since");
+        assert!(chosen(false).has_new(4) && !chosen(false).has_new(5), "as chosen");
+        assert!(chosen(false).has_new(6) && cancelled.has_new(5), "never reached");
+    }
 
     #[test]
     fn tokens_of_output_by_an_earlier_release_stay_unknown() {

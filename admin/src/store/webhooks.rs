@@ -31,6 +31,11 @@ pub struct Webhook {
 }
 
 impl Webhook {
+    /// Returns the webhook as it was before its first call, for a batch that ends once more.
+    pub fn again(self) -> Self {
+        Self { attempts: 0, next_at: None, ended_at: None, error: None, ..self }
+    }
+
     /// Returns host and port of the URL, in lower case: webhooks of the same host share their slots.
     pub fn host(&self) -> String {
         let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);

@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
+mod changes;
 #[allow(dead_code, unused_macros, reason = "the suite of jobs runs in tests/store.rs")]
 #[path = "../../../queue/tests/conformance/mod.rs"]
 mod conformance;
+mod driven;
 mod steps;
 #[path = "../../../queue/tests/stores/mod.rs"]
 mod stores;
@@ -15,6 +17,7 @@ use conformance::{LEASE, answer, by, finished, job, queue};
 use stores::{Rig, all};
 use tritmill_admin::store::{
     Batch, BatchId, BatchState, FileId, FrontStore as TestStore,
+    batch_changes::{BatchChange, Changed},
     batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, WebhookBounds},
     batches::{BatchFilter, BatchTimes, Creation},
     files::{FileDeletion, FilePurpose, StoredFile},
@@ -23,7 +26,7 @@ use tritmill_admin::store::{
 };
 use tritmill_queue::{
     Job, Priority, Tenant, Timestamp,
-    store::{CancelledJobs, Page},
+    store::{ChangedJobs, Page},
 };
 
 const MANY: u32 = 1000;
@@ -71,6 +74,8 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         output: None,
         error_file: None,
         overdue: false,
+        left_by: None,
+        reopened: 0,
         idempotency_key: None,
         webhook: None,
         steps: StepState::default(),
@@ -98,6 +103,24 @@ async fn claim(store: &Arc<dyn TestStore>) -> Option<BatchClaim> {
 
 async fn claim_of(store: &Arc<dyn TestStore>, which: Claimable, max: u32) -> Vec<BatchClaim> {
     store.claim_batches(which, by("driver"), max).await.unwrap()
+}
+
+/// Changes a batch; returns it as it is then, or `None` if the tenant has no such batch.
+async fn change(
+    store: &Arc<dyn TestStore>,
+    owner: &Tenant,
+    id: BatchId,
+    change: BatchChange,
+) -> Option<Changed> {
+    store.change_batch(owner, id, &change, MANY).await.unwrap()
+}
+
+/// Cancels a batch, if its state allows it.
+async fn cancel(store: &Arc<dyn TestStore>, owner: &Tenant, id: BatchId) -> Option<Batch> {
+    change(store, owner, id, BatchChange::Cancel).await.map(|changed| match changed {
+        Changed::Done(batch) | Changed::Refused(batch) => *batch,
+        other => panic!("{other:?}"),
+    })
 }
 
 /// Releases a claim; the next step is due at once.
@@ -140,11 +163,11 @@ async fn cancelled_batch_ends_its_drivers_claim() {
         let (acme, other) = (tenant("acme"), tenant("other"));
         let new = create(&store, &acme).await;
         let held = claim(&store).await.unwrap();
-        assert_eq!(store.cancel_batch(&other, new.id).await.unwrap(), None);
+        assert_eq!(cancel(&store, &other, new.id).await, None);
         assert_eq!(store.batch(&other, new.id).await.unwrap(), None);
         let in_use = store.delete_file(&acme, new.input).await.unwrap();
         assert_eq!(in_use, FileDeletion::InUse);
-        let cancelling = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
+        let cancelling = cancel(&store, &acme, new.id).await.unwrap();
         assert_eq!(cancelling.state, BatchState::Cancelling);
         assert!(!store.save_batch(&held, BatchWrites::default()).await.unwrap());
         let mut held = claim(&store).await.unwrap();
@@ -161,7 +184,7 @@ async fn cancelled_batch_ends_its_drivers_claim() {
         assert!(store.file(&acme, output.id).await.unwrap().is_some());
         release(&store, &held).await;
         assert!(claim(&store).await.is_none(), "it is finished");
-        let again = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
+        let again = cancel(&store, &acme, new.id).await.unwrap();
         assert_eq!(again.state, BatchState::Cancelled);
         assert_eq!(store.delete_file(&acme, new.input).await.unwrap(), FileDeletion::Deleted);
         let page = Page { after: None, limit: 9, ascending: false };
@@ -275,9 +298,9 @@ async fn jobs_of_a_batch_are_counted_read_and_cancelled_by_its_id() {
         let claims = store.claim(&[id.job(2)], by("w")).await.unwrap();
         store.finish(&[finished(claims[0].claim_ref(), answer("a"))]).await.unwrap();
         let cancelled = store.cancel_range(id.all_jobs(), 1).await.unwrap();
-        assert_eq!(cancelled, CancelledJobs { jobs: 1, more: true });
+        assert_eq!(cancelled, ChangedJobs { jobs: 1, more: true });
         let cancelled = store.cancel_range(id.all_jobs(), 9).await.unwrap();
-        assert_eq!(cancelled, CancelledJobs { jobs: 1, more: false });
+        assert_eq!(cancelled, ChangedJobs { jobs: 1, more: false });
         assert_eq!(store.cancel_range(id.all_jobs(), 9).await.unwrap().jobs, 0);
         let progress = store.range_progress(id.all_jobs()).await.unwrap();
         assert_eq!((progress.completed, progress.cancelled, progress.queued), (1, 2, 0));

@@ -72,6 +72,17 @@ pub struct NewBatch<'a> {
     pub idempotency_key: &'a str,
 }
 
+/// Which lines of a batch run again.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Retry<'a> {
+    /// Names of lines; `None` for all that failed, expired or were cancelled.
+    pub custom_ids: Option<&'a [String]>,
+    /// Whether named lines that have an answer run again. Their earlier answer is deleted.
+    pub force: bool,
+    /// Two calls with the same key run the lines again once.
+    pub idempotency_key: Option<&'a str>,
+}
+
 /// Client of a server's HTTP API.
 #[derive(Debug, Clone)]
 pub struct Api {
@@ -184,6 +195,44 @@ impl Api {
     /// Returns the state of a batch.
     pub async fn batch(&self, id: &str) -> Result<RemoteBatch, RemoteError> {
         self.get(&format!("/v1/batches/{id}")).await
+    }
+
+    /// Pauses a batch: no line starts, and its deadline does not come nearer. Running lines go to their end, or with
+    /// `now` they stop, and go on from their latest checkpoint at the resume.
+    pub async fn pause(&self, id: &str, now: bool) -> Result<RemoteBatch, RemoteError> {
+        self.change(id, "pause", json!({ "now": now }), None).await
+    }
+
+    /// Resumes a paused batch, or opens a cancelled one again, to run its cancelled lines.
+    pub async fn resume(&self, id: &str) -> Result<RemoteBatch, RemoteError> {
+        self.change(id, "resume", json!({}), None).await
+    }
+
+    /// Runs lines of a batch again. A batch that has ended is opened again; its files keep the answers that it has.
+    pub async fn retry(&self, id: &str, retry: Retry<'_>) -> Result<RemoteBatch, RemoteError> {
+        let body = match retry.custom_ids {
+            Some(names) => json!({ "custom_ids": names, "force": retry.force }),
+            None => json!({}),
+        };
+        self.change(id, "retry", body, retry.idempotency_key).await
+    }
+
+    async fn change(
+        &self,
+        id: &str,
+        what: &str,
+        body: Value,
+        idempotency_key: Option<&str>,
+    ) -> Result<RemoteBatch, RemoteError> {
+        let path = format!("/v1/batches/{id}/{what}");
+        let mut request = self
+            .request(Method::POST, &path)?
+            .header(CONTENT_TYPE, "application/json")
+            .body(body.to_string());
+        if let Some(key) = idempotency_key {
+            request = request.header("idempotency-key", key);
+        }
+        self.read(self.client.send(request, SILENT_MAX).await?, &path).await
     }
 
     /// Opens a file's content as a stream.

@@ -12,9 +12,9 @@ use crate::{
     Store, StoreError, Tenant, Timestamp,
     dispatch::{BacklogByPriority, Demand, Missing, Quotas},
     store::{
-        CancelledJobs, DeadLetters, EndedJob, JobFilter, JobQueries, JobRanges, JobRecord,
-        Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings, Serving,
-        Unannounced, WaitingJobs, Workers,
+        ChangedJobs, DeadLetters, EndedJob, JobFilter, JobQueries, JobRanges, JobRecord,
+        Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings, RangedJob,
+        Serving, Unannounced, WaitingJobs, Workers,
         classes::{ClassError, RegisteredQueue, ResetClassError},
         dead_letters::{DeadLetter, Pace, Replay},
         history::{Period, Point, Snapshot, Subject},
@@ -137,8 +137,16 @@ measured! {
     }
     JobRanges {
         fn range_progress(ids: RangeInclusive<JobId>) -> Result<Progress, StoreError>;
-        fn cancel_range(ids: RangeInclusive<JobId>, max: u32) -> Result<CancelledJobs, StoreError>;
+        fn cancel_range(ids: RangeInclusive<JobId>, max: u32) -> Result<ChangedJobs, StoreError>;
         fn ended_in_range(ids: RangeInclusive<JobId>) -> Result<Vec<EndedJob>, StoreError>;
+        fn has_ended(ids: RangeInclusive<JobId>) -> Result<bool, StoreError>;
+        fn states_in_range(ids: RangeInclusive<JobId>) -> Result<Vec<RangedJob>, StoreError>;
+        fn named_in_range(ids: RangeInclusive<JobId>, custom_ids: &[String])
+            -> Result<Vec<RangedJob>, StoreError>;
+        fn hold_range(ids: RangeInclusive<JobId>, running: bool, max: u32)
+            -> Result<ChangedJobs, StoreError>;
+        fn release_range(ids: RangeInclusive<JobId>, expires_at: Timestamp, max: u32)
+            -> Result<ChangedJobs, StoreError>;
     }
     JobQueries {
         fn jobs(filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError>;

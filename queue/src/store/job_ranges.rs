@@ -23,12 +23,25 @@ pub struct EndedJob {
     pub finished_at: Timestamp,
 }
 
-/// Result of [`cancel_range`](JobRanges::cancel_range).
+/// The state of a job of a range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RangedJob {
+    /// The job.
+    pub id: JobId,
+    /// The caller's name for it.
+    pub custom_id: Option<String>,
+    /// Its state.
+    pub state: JobState,
+    /// Time at which it finished.
+    pub finished_at: Option<Timestamp>,
+}
+
+/// Result of a change of some jobs of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CancelledJobs {
-    /// Number of cancelled jobs.
+pub struct ChangedJobs {
+    /// Number of changed jobs.
     pub jobs: u64,
-    /// Whether there may be more unfinished jobs.
+    /// Whether there may be more jobs to change.
     pub more: bool,
 }
 
@@ -43,9 +56,44 @@ pub trait JobRanges: Send + Sync {
         &self,
         ids: RangeInclusive<JobId>,
         max: u32,
-    ) -> Result<CancelledJobs, StoreError>;
+    ) -> Result<ChangedJobs, StoreError>;
 
     /// Returns the jobs of a range that are in a terminal state, by ascending id.
     async fn ended_in_range(&self, ids: RangeInclusive<JobId>)
     -> Result<Vec<EndedJob>, StoreError>;
+
+    /// Returns whether a range has a job in a terminal state.
+    async fn has_ended(&self, ids: RangeInclusive<JobId>) -> Result<bool, StoreError>;
+
+    /// Returns the jobs of a range in any state, by ascending id.
+    async fn states_in_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+    ) -> Result<Vec<RangedJob>, StoreError>;
+
+    /// Returns the jobs of a range that have one of these names.
+    async fn named_in_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        custom_ids: &[String],
+    ) -> Result<Vec<RangedJob>, StoreError>;
+
+    /// Holds up to `max` unfinished jobs of a range: no worker can claim them, and they have no deadline. They keep
+    /// their checkpoints. With `running`, the claims of running jobs end as well, and these jobs are held; without it
+    /// they go on, and lose their deadline in the store. Held jobs are scheduled, without a time.
+    async fn hold_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        running: bool,
+        max: u32,
+    ) -> Result<ChangedJobs, StoreError>;
+
+    /// Gives up to `max` unfinished jobs of a range this deadline. Held ones are due now: the next
+    /// [`reconcile`](super::Store::reconcile) queues them.
+    async fn release_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        expires_at: Timestamp,
+        max: u32,
+    ) -> Result<ChangedJobs, StoreError>;
 }

@@ -1,6 +1,6 @@
 //! For a crate with tables of its own beside the jobs: statements on the store's connections and in its transactions, and
 //! the conversion of rows. The stores' methods are `begin`, `within`, `execute`, `fetch_one`, `fetch_optional`, `fetch_all`,
-//! `clock_parameter` and `insert_jobs`.
+//! `clock_parameter`, `insert_jobs` and `delete_ended`.
 
 /// Statements and rows of Postgres.
 pub mod postgres {

@@ -12,7 +12,10 @@ use tritmill_queue::Priority;
 use crate::{
     ApiError,
     openai::files::{EXPIRES_S, invalid_expiry},
-    store::webhooks::{Webhook, WebhookSecret},
+    store::{
+        batches::parse_window,
+        webhooks::{Webhook, WebhookSecret},
+    },
     webhooks::signature,
 };
 
@@ -20,8 +23,6 @@ use crate::{
 const PAIRS_MAX: usize = 16;
 const KEY_MAX: usize = 64;
 const VALUE_MAX: usize = 512;
-/// Longest completion window.
-const WINDOW_MAX: Duration = Duration::from_secs(365 * 86_400);
 /// Most bytes of a webhook's URL.
 const URL_BYTES_MAX: usize = 2048;
 
@@ -54,7 +55,7 @@ impl NewBatch {
             let message = format!("endpoint must be {}", Endpoint::batch_paths());
             return Err(ApiError::invalid_value("endpoint", message));
         }
-        let within = duration(&window).ok_or_else(|| {
+        let within = parse_window(&window).ok_or_else(|| {
             let message = "completion_window must be a number and one of s, m, h, d, at most 365d";
             ApiError::invalid_value("completion_window", message)
         })?;
@@ -73,22 +74,6 @@ impl NewBatch {
         fields.finish()?;
         Ok(Self { input, endpoint, window, within, priority, metadata, output_expires_s, webhook })
     }
-}
-
-/// Parses a duration such as `24h`, `90s` or `7d`.
-fn duration(text: &str) -> Option<Duration> {
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let seconds = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return None,
-    };
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let count: u64 = is_number.then(|| digits.parse().ok()).flatten()?;
-    let window = Duration::from_secs(count.checked_mul(seconds)?);
-    (!window.is_zero() && window <= WINDOW_MAX).then_some(window)
 }
 
 fn metadata(value: Value) -> Result<Map<String, Value>, ApiError> {
@@ -154,20 +139,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn window_is_a_number_with_a_unit() {
-        let check = |text: &str, seconds: Option<u64>| {
-            assert_eq!(duration(text), seconds.map(Duration::from_secs), "{text}");
-        };
-        check("24h", Some(86_400));
-        check("90s", Some(90));
-        check("7d", Some(604_800));
-        let too_long = "99999999999999999999d";
-        for wrong in ["", "h", "0h", "24", "-1h", "+1h", "1.5h", "24 h", "366d", "1é", too_long] {
-            check(wrong, None);
-        }
-    }
 
     #[test]
     fn errors_name_the_invalid_field() {

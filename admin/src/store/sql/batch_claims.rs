@@ -1,13 +1,10 @@
 //! Statements that claim and release batches. A claim looks at the batches that have been due the longest, ranks
 //! them by their tenants' turns, and takes the first.
 
-/// An unfinished batch with a due step. The list of states is that of the indexes.
+/// An unfinished batch with a due step.
 macro_rules! due {
     () => {
-        concat!(
-            "state IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND next_at <= ",
-            now!()
-        )
+        concat!(unfinished!(), " AND next_at <= ", now!())
     };
 }
 

@@ -54,6 +54,9 @@ async fn save_within(
     if saved.rows_affected() == 0 {
         return Ok(false);
     }
+    if !writes.again.is_empty() {
+        store.delete_ended(tx, writes.again).await?;
+    }
     if !writes.jobs.is_empty() {
         store.insert_jobs(tx, writes.jobs).await?;
     }
@@ -117,6 +120,9 @@ async fn write(
     }
     for (file, size_bytes, expires_at) in writes.files {
         files::complete(*file, *size_bytes, *expires_at).execute(&mut *connection).await?;
+    }
+    for file in writes.replaced {
+        query("DELETE FROM files WHERE id = $1").bind(file.0).execute(&mut *connection).await?;
     }
     if !writes.custom_ids.is_empty() {
         let hex = |(hash, line): &(CustomIdHash, u32)| (rows::hex(hash), *line);
@@ -283,7 +289,7 @@ impl BatchSteps for SqlStore {
     async fn sweep_batches(&self) -> Result<(), StoreError> {
         let forget = "DELETE FROM batch_custom_ids WHERE (batch_id, custom_id) IN (
                 SELECT batch_id, custom_id FROM batch_custom_ids AS kept WHERE NOT EXISTS (
-                    SELECT 1 FROM batches WHERE id = kept.batch_id AND state = 'validating')
+                    SELECT 1 FROM batches WHERE id = kept.batch_id AND state IN ('validating', 'paused'))
                 LIMIT $1)";
         while self.execute(query(forget).bind(SWEEP_CHUNK)).await? > 0 {}
         let forget = concat!(

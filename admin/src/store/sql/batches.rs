@@ -8,8 +8,11 @@ use tritmill_queue::{
     store::{Page, job_queries::SCAN_MAX},
 };
 
-use super::{Query, Row, SqlStore, query, rows};
-use crate::store::batches::{Batch, BatchFilter, BatchId, BatchState, Batches, Creation};
+use super::{Query, Row, SqlStore, batch_changes, query, rows};
+use crate::store::{
+    batch_changes::{BatchChange, Changed},
+    batches::{Batch, BatchFilter, BatchId, BatchState, Batches, Creation},
+};
 
 pub(super) fn batch(row: &Row) -> Result<Batch, StoreError> {
     rows::document(row, "batch")
@@ -51,8 +54,9 @@ impl Batches for SqlStore {
             as_json!("$6"),
             ", $7, ",
             now!(),
-            " WHERE (SELECT count(*) FROM (SELECT 1 FROM batches WHERE tenant = $3 AND
-                 state IN ('validating', 'in_progress', 'finalizing', 'cancelling') LIMIT $8) AS open) < $8
+            " WHERE (SELECT count(*) FROM (SELECT 1 FROM batches WHERE tenant = $3 AND ",
+            unfinished!(),
+            " LIMIT $8) AS open) < $8
              ON CONFLICT (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING",
         ))
         .bind(self.clock_parameter())
@@ -125,39 +129,14 @@ impl Batches for SqlStore {
         read(self, found).await
     }
 
-    async fn cancel_batch(
+    async fn change_batch(
         &self,
         tenant: &Tenant,
         id: BatchId,
-    ) -> Result<Option<Batch>, StoreError> {
+        change: &BatchChange,
+        open_max: u32,
+    ) -> Result<Option<Changed>, StoreError> {
         let now = Store::now(self).await?;
-        let found = concat!(
-            "SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1 AND tenant = $2",
-            for_update!()
-        );
-        let update = concat!(
-            "UPDATE batches SET state = $2, batch = ",
-            as_json!("$3"),
-            ", epoch = epoch + 1, owner = NULL, lease_until = NULL, next_at = 0, lost_leases = 0,
-               hung_steps = 0 WHERE id = $1"
-        );
-        self.within(async {
-            let mut tx = self.begin().await?;
-            let found = query(found).bind(Uuid::from(id)).bind(&tenant.0);
-            let row = found.fetch_optional(&mut *tx).await?;
-            let Some(mut found) = row.as_ref().map(batch).transpose()? else { return Ok(None) };
-            if matches!(found.state, BatchState::Validating | BatchState::InProgress) {
-                found.enter(BatchState::Cancelling, now);
-                query(update)
-                    .bind(Uuid::from(id))
-                    .bind(found.state.as_str())
-                    .bind(rows::to_json(&found))
-                    .execute(&mut *tx)
-                    .await?;
-                tx.commit().await?;
-            }
-            Ok(Some(found))
-        })
-        .await
+        self.within(batch_changes::change(self, (tenant, id), change, (now, open_max))).await
     }
 }

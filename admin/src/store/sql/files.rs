@@ -19,8 +19,11 @@ macro_rules! visible {
 /// No unfinished batch reads the file.
 macro_rules! unused {
     () => {
-        "NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND state IN
-             ('validating', 'in_progress', 'finalizing', 'cancelling'))"
+        concat!(
+            "NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND ",
+            unfinished!(),
+            ")"
+        )
     };
 }
 

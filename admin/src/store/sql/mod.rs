@@ -3,7 +3,15 @@
 //! This module is compiled twice, as a child of `postgres` and as a child of `sqlite`. Its parent supplies what
 //! differs: some fragments of SQL (macros), and the encoding of lists.
 
+/// A batch that has not ended. The list of states is that of the indexes.
+macro_rules! unfinished {
+    () => {
+        "state IN ('validating', 'in_progress', 'paused', 'finalizing', 'cancelling')"
+    };
+}
+
 mod audit;
+mod batch_changes;
 mod batch_claims;
 mod batch_steps;
 mod batches;

@@ -16,8 +16,9 @@ macro_rules! select_accounts {
                    AND (expires_at IS NULL OR expires_at > ",
             now!(),
             ")) AS used_file_bytes,
-                (SELECT count(*) FROM batches WHERE batches.tenant = wanted.tenant AND state IN
-                     ('validating', 'in_progress', 'finalizing', 'cancelling')) AS used_open_batches,
+                (SELECT count(*) FROM batches WHERE batches.tenant = wanted.tenant AND ",
+            unfinished!(),
+            ") AS used_open_batches,
                 (SELECT count(*) FROM api_keys
                  WHERE api_keys.tenant = wanted.tenant AND ",
             super::keys::valid_key!(),

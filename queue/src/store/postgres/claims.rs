@@ -274,6 +274,15 @@ pub(super) async fn delete(store: &PostgresStore, ids: &[JobId]) -> Result<u64, 
     rows::count(&store.fetch_one(delete.bind(id_list(ids.iter().copied()))).await?, "jobs")
 }
 
+/// Deletes jobs that ended, with their results and errors.
+pub(super) const DELETE_ENDED: &str = "
+WITH ended AS (
+    DELETE FROM jobs WHERE id = ANY($1) RETURNING id
+), ended_results AS (
+    DELETE FROM results USING ended WHERE job_id = ANY($1) AND job_id = ended.id
+)
+DELETE FROM attempt_errors USING ended WHERE job_id = ANY($1) AND job_id = ended.id";
+
 /// Deletes dead letters with their results and errors; returns how many were deleted.
 pub(super) async fn purge(store: &PostgresStore, ids: &[JobId]) -> Result<u64, StoreError> {
     let purge = query(

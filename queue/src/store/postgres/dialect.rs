@@ -36,6 +36,13 @@ macro_rules! any_of {
     };
 }
 
+/// Matches any text of a [`text_list`].
+macro_rules! any_text {
+    ($parameter:literal) => {
+        concat!("= ANY(", $parameter, ")")
+    };
+}
+
 /// The columns `cost` and `shard_key` of a job.
 macro_rules! cost {
     () => {

@@ -2,8 +2,14 @@
 
 use sqlx::{Database, SqlSafeStr};
 
-use super::{SqlStore, claims, dialect::Db};
-use crate::{job::Job, store::StoreError};
+use super::{
+    SqlStore, claims,
+    dialect::{Db, id_list},
+};
+use crate::{
+    job::{Job, JobId},
+    store::StoreError,
+};
 
 /// A row of a result.
 pub type Row = <Db as Database>::Row;
@@ -28,6 +34,21 @@ impl SqlStore {
         jobs: &[Job],
     ) -> Result<(), StoreError> {
         claims::insert_jobs(self, transaction, jobs, None).await
+    }
+
+    /// Deletes ended jobs in a transaction, with their results and errors, so that [`insert_jobs`](Self::insert_jobs)
+    /// records them anew. Jobs that have not ended stay as they are.
+    ///
+    /// # Errors
+    /// If the store fails; the caller gives the transaction up.
+    pub async fn delete_ended(
+        &self,
+        transaction: &mut Connection,
+        ids: &[JobId],
+    ) -> Result<(), StoreError> {
+        let delete = query(claims::DELETE_ENDED).bind(id_list(ids.iter().copied()));
+        delete.execute(transaction).await?;
+        Ok(())
     }
 
     /// Runs a statement; returns how many rows it changed.

@@ -5,14 +5,72 @@ use std::ops::RangeInclusive;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{SqlStore, calls::query, claims, dialect, rows};
+use super::{
+    SqlStore,
+    calls::{Query, Row, query},
+    claims, dialect, rows,
+};
 use crate::{
-    job::JobId,
+    job::{JobId, Timestamp},
     store::{
         Progress, StoreError,
-        job_ranges::{CancelledJobs, EndedJob, JobRanges},
+        job_ranges::{ChangedJobs, EndedJob, JobRanges, RangedJob},
     },
 };
+
+/// Jobs of a range with their ends; `$1` and `$2` are its bounds.
+macro_rules! ranged_jobs {
+    ($also:expr) => {
+        concat!(
+            "SELECT jobs.id, custom_id, state, finished_at FROM ",
+            all_jobs!(),
+            " AS jobs LEFT JOIN results ON results.job_id = jobs.id
+                 AND results.job_id BETWEEN $1 AND $2
+             WHERE jobs.id BETWEEN $1 AND $2",
+            $also,
+            " ORDER BY jobs.id"
+        )
+    };
+}
+
+fn ranged_job(row: &Row) -> Result<RangedJob, StoreError> {
+    Ok(RangedJob {
+        id: rows::id(row, "id")?,
+        custom_id: rows::get(row, "custom_id")?,
+        state: rows::state(row)?,
+        finished_at: rows::time_or_none(row, "finished_at")?,
+    })
+}
+
+/// A job that can still start and is not held, or runs if `running` says to hold those as well.
+macro_rules! startable {
+    ($running:literal) => {
+        concat!(
+            "(state IN ('queued', 'retrying') OR (state = 'scheduled' AND run_at IS NOT NULL)
+              OR (state = 'running' AND ",
+            $running,
+            "))"
+        )
+    };
+}
+
+/// A job that has not ended and has another deadline than `$3`.
+macro_rules! other_deadline {
+    () => {
+        "state IN ('scheduled', 'queued', 'running', 'retrying') AND coalesce(expires_at, 0) <> $3"
+    };
+}
+
+/// Returns up to `max` open jobs of a range by a statement whose third parameter the caller binds.
+async fn find(
+    store: &SqlStore,
+    found: Query<'_>,
+    max: u32,
+) -> Result<(Vec<JobId>, bool), StoreError> {
+    let found = rows::ids(&store.fetch_all(found.bind(i64::from(max))).await?)?;
+    let more = found.len() as u64 >= u64::from(max);
+    Ok((found, more))
+}
 
 #[async_trait]
 impl JobRanges for SqlStore {
@@ -34,7 +92,7 @@ impl JobRanges for SqlStore {
         &self,
         ids: RangeInclusive<JobId>,
         max: u32,
-    ) -> Result<CancelledJobs, StoreError> {
+    ) -> Result<ChangedJobs, StoreError> {
         let found = query(concat!(
             "SELECT id FROM ",
             all_jobs!(),
@@ -49,7 +107,7 @@ impl JobRanges for SqlStore {
             true => 0,
             false => claims::cancel(self, &found).await?.len() as u64,
         };
-        Ok(CancelledJobs { jobs, more: found.len() as u64 >= u64::from(max) })
+        Ok(ChangedJobs { jobs, more: found.len() as u64 >= u64::from(max) })
     }
 
     async fn ended_in_range(
@@ -72,5 +130,112 @@ impl JobRanges for SqlStore {
             })
         };
         self.fetch_all(found).await?.iter().map(ended).collect()
+    }
+
+    async fn has_ended(&self, ids: RangeInclusive<JobId>) -> Result<bool, StoreError> {
+        let found = query(
+            "SELECT 1 AS found FROM jobs WHERE id BETWEEN $1 AND $2
+                 AND state IN ('completed', 'failed', 'cancelled', 'expired') LIMIT 1",
+        );
+        let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
+        Ok(self.fetch_optional(found).await?.is_some())
+    }
+
+    async fn states_in_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+    ) -> Result<Vec<RangedJob>, StoreError> {
+        let found = query(ranged_jobs!("")).bind(Uuid::from(*ids.start()));
+        let found = self.fetch_all(found.bind(Uuid::from(*ids.end()))).await?;
+        found.iter().map(ranged_job).collect()
+    }
+
+    async fn named_in_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        custom_ids: &[String],
+    ) -> Result<Vec<RangedJob>, StoreError> {
+        let found = query(ranged_jobs!(concat!(" AND custom_id ", any_text!("$3"))));
+        let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
+        let found = self.fetch_all(found.bind(dialect::text_list(custom_ids))).await?;
+        found.iter().map(ranged_job).collect()
+    }
+
+    async fn hold_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        running: bool,
+        max: u32,
+    ) -> Result<ChangedJobs, StoreError> {
+        let found = query(concat!(
+            "SELECT id FROM ",
+            open_jobs!(),
+            " WHERE id BETWEEN $1 AND $2 AND (",
+            startable!("$3"),
+            " OR (state = 'running' AND expires_at IS NOT NULL)) ORDER BY id LIMIT $4"
+        ));
+        let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
+        let (found, more) = find(self, found.bind(running), max).await?;
+        if found.is_empty() {
+            return Ok(ChangedJobs { jobs: 0, more });
+        }
+        let hold = concat!(
+            "UPDATE ",
+            open_jobs!(),
+            " SET state = 'scheduled', run_at = NULL, expires_at = NULL, epoch = epoch + 1,
+                  claim_id = NULL, owner = NULL, lease_until = NULL
+             WHERE id ",
+            any_of!("$1"),
+            " AND ",
+            startable!("$2")
+        );
+        let lift = concat!(
+            "UPDATE ",
+            open_jobs!(),
+            " SET expires_at = NULL WHERE id ",
+            any_of!("$1"),
+            " AND state = 'running'"
+        );
+        let list = || dialect::id_list(found.iter().copied());
+        let held = self.execute(query(hold).bind(list()).bind(running)).await?;
+        if !running {
+            self.execute(query(lift).bind(list())).await?;
+        }
+        Ok(ChangedJobs { jobs: held, more })
+    }
+
+    async fn release_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        expires_at: Timestamp,
+        max: u32,
+    ) -> Result<ChangedJobs, StoreError> {
+        let found = query(concat!(
+            "SELECT id FROM ",
+            open_jobs!(),
+            " WHERE id BETWEEN $1 AND $2 AND ",
+            other_deadline!(),
+            " ORDER BY id LIMIT $4"
+        ));
+        let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
+        let (found, more) = find(self, found.bind(expires_at.0), max).await?;
+        if found.is_empty() {
+            return Ok(ChangedJobs { jobs: 0, more });
+        }
+        let release = concat!(
+            "UPDATE ",
+            open_jobs!(),
+            " SET expires_at = $3, run_at = CASE WHEN state = 'scheduled' AND run_at IS NULL THEN ",
+            now!(),
+            " ELSE run_at END WHERE id ",
+            any_of!("$2"),
+            " AND ",
+            other_deadline!()
+        );
+        let release = query(release)
+            .bind(self.clock_parameter())
+            .bind(dialect::id_list(found))
+            .bind(expires_at.0);
+        Ok(ChangedJobs { jobs: self.execute(release).await?, more })
     }
 }

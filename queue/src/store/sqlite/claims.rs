@@ -194,6 +194,11 @@ pub(super) async fn delete(store: &SqliteStore, ids: &[JobId]) -> Result<u64, St
     store.execute(delete.bind(id_list(ids.iter().copied()))).await
 }
 
+/// Deletes jobs that ended; their results and errors are deleted with them.
+pub(super) const DELETE_ENDED: &str = "
+DELETE FROM jobs WHERE id IN (SELECT unhex(value) FROM json_each($1))
+    AND state IN ('completed', 'failed', 'cancelled', 'expired')";
+
 /// Deletes dead letters with their results and errors; returns how many were deleted.
 pub(super) async fn purge(store: &SqliteStore, ids: &[JobId]) -> Result<u64, StoreError> {
     let purge = query(

@@ -37,6 +37,13 @@ macro_rules! any_of {
     };
 }
 
+/// Matches any text of a [`text_list`].
+macro_rules! any_text {
+    ($parameter:literal) => {
+        concat!("IN (SELECT value FROM json_each(", $parameter, "))")
+    };
+}
+
 /// The columns `cost` and `shard_key` of a job. One process serves the file, so nothing compares them.
 macro_rules! cost {
     () => {

@@ -1,0 +1,102 @@
+//! Changes of batches on request, each in one transaction.
+
+use tritmill_queue::{JobId, StoreError, Tenant, Timestamp};
+use uuid::Uuid;
+
+use super::{Connection, SqlStore, batches::batch, call_keys, query, rows};
+use crate::store::{
+    batch_changes::{Applied, BatchChange, Changed, RetryKey},
+    batches::{Batch, BatchId},
+};
+
+/// See [`Batches::change_batch`](crate::store::Batches::change_batch).
+pub(super) async fn change(
+    store: &SqlStore,
+    (tenant, id): (&Tenant, BatchId),
+    change: &BatchChange,
+    (now, open_max): (Timestamp, u32),
+) -> Result<Option<Changed>, StoreError> {
+    let found = concat!(
+        "SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1 AND tenant = $2",
+        for_update!()
+    );
+    let mut tx = store.begin().await?;
+    let found = query(found).bind(Uuid::from(id)).bind(&tenant.0);
+    let Some(row) = found.fetch_optional(&mut *tx).await? else { return Ok(None) };
+    let before: Batch = batch(&row)?;
+    let mut changed = before.clone();
+    if let Some(key) = change.key() {
+        match take_key(store, &mut tx, tenant, key).await? {
+            Taken::New => {}
+            Taken::Again => return Ok(Some(Changed::Done(Box::new(before)))),
+            Taken::Other => return Ok(Some(Changed::KeyConflict)),
+        }
+    }
+    match change.apply(&mut changed, now) {
+        Applied::Changed => {}
+        Applied::Unchanged => return Ok(Some(Changed::Done(Box::new(before)))),
+        Applied::Refused => return Ok(Some(Changed::Refused(Box::new(before)))),
+        Applied::ManyRetries => return Ok(Some(Changed::ManyRetries)),
+    }
+    if before.state.is_terminal() && open_batches(&mut tx, tenant, open_max).await? >= open_max {
+        return Ok(Some(Changed::Full));
+    }
+    write(&mut tx, &changed).await?;
+    tx.commit().await?;
+    Ok(Some(Changed::Done(Box::new(changed))))
+}
+
+/// Who has an idempotency key.
+enum Taken {
+    /// This request, from now on.
+    New,
+    /// An earlier request that asked the same.
+    Again,
+    /// A different request.
+    Other,
+}
+
+async fn take_key(
+    store: &SqlStore,
+    tx: &mut Connection,
+    tenant: &Tenant,
+    key: &RetryKey,
+) -> Result<Taken, StoreError> {
+    // Tells this request from an earlier one.
+    let own = JobId::generate();
+    let claim = call_keys::claim(store, tenant, key.as_call(), own)?;
+    let known = call_keys::keyed(&claim.fetch_one(tx).await?, &key.request_hash)?;
+    Ok(match known.is_same {
+        true if known.job == own => Taken::New,
+        true => Taken::Again,
+        false => Taken::Other,
+    })
+}
+
+/// Counts the unfinished batches of a tenant, up to a maximum.
+async fn open_batches(tx: &mut Connection, tenant: &Tenant, max: u32) -> Result<u32, StoreError> {
+    let count = concat!(
+        "SELECT count(*) AS open FROM (SELECT 1 FROM batches WHERE tenant = $1 AND ",
+        unfinished!(),
+        " LIMIT $2) AS found"
+    );
+    let count = query(count).bind(&tenant.0).bind(i64::from(max));
+    rows::small(&count.fetch_one(tx).await?, "open")
+}
+
+/// Writes a batch, ends the claim of its driver, and makes its next step due.
+async fn write(tx: &mut Connection, batch: &Batch) -> Result<(), StoreError> {
+    let update = concat!(
+        "UPDATE batches SET state = $2, batch = ",
+        as_json!("$3"),
+        ", epoch = epoch + 1, owner = NULL, lease_until = NULL, next_at = 0, lost_leases = 0,
+           hung_steps = 0, webhook_due = NULL, webhook_host = NULL WHERE id = $1"
+    );
+    query(update)
+        .bind(Uuid::from(batch.id))
+        .bind(batch.state.as_str())
+        .bind(rows::to_json(batch))
+        .execute(tx)
+        .await?;
+    Ok(())
+}

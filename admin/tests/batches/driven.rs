@@ -1,0 +1,287 @@
+//! A driver and a worker of the test answer batches that are paused, resumed, cancelled and retried.
+
+use std::collections::HashMap;
+
+use conformance::error;
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
+use tritmill_admin::{
+    App, Driver, Models, Settings,
+    chosen_lines::{ChosenLinesError, Problem, chosen_lines},
+};
+use tritmill_client::Client;
+use tritmill_queue::{
+    Dispatcher as _, ErrorKind, JobId, Progress, Pull, dispatch::MemoryDispatcher,
+    events::MemoryEvents, store::classes::RegisteredQueue,
+};
+
+use super::*;
+
+/// How long the clock moves, and the worker rests, between two turns.
+const TURN: Duration = Duration::from_millis(20);
+
+/// A driver, and a worker that notes what it ran.
+struct Service {
+    rig: Rig,
+    dispatcher: Arc<MemoryDispatcher>,
+    stop: watch::Sender<bool>,
+    driver: JoinHandle<()>,
+    /// How often each line ran.
+    runs: HashMap<String, u32>,
+    /// How often each line was answered.
+    answers: HashMap<String, u32>,
+}
+
+impl Service {
+    /// Starts a driver with a queue of this many entries.
+    fn start(rig: Rig, entries: usize) -> Self {
+        let dispatcher = Arc::new(MemoryDispatcher::new(entries));
+        let events = Arc::new(MemoryEvents::default());
+        let client = Client::embedded(rig.store.clone(), dispatcher.clone(), events);
+        let models = Models::fixed(vec![RegisteredQueue { queue: queue(), at: Timestamp(0) }]);
+        let app = App::new(client, rig.store.clone(), models, Settings::default());
+        let (stop, stopped) = watch::channel(false);
+        let driver = tokio::spawn(Driver::new(app, "driver".into(), stopped).run());
+        let (runs, answers) = (HashMap::new(), HashMap::new());
+        Self { rig, dispatcher, stop, driver, runs, answers }
+    }
+
+    async fn stop(self) {
+        self.stop.send_replace(true);
+        self.driver.await.unwrap();
+    }
+
+    /// Creates a batch of lines q1, q2, …
+    async fn batch(&self, owner: &Tenant, lines: u32) -> BatchId {
+        let store = &self.rig.store;
+        let line = |number| {
+            format!(
+                "{{\"custom_id\":\"q{number}\",\"method\":\"POST\",\"url\":\"/v1/completions\",\
+                 \"body\":{{\"model\":\"tiny\",\"prompt\":\"a\"}}}}\n"
+            )
+        };
+        let content: String = (1..=lines).map(line).collect();
+        let input = file(owner);
+        store.create_file(&input).await.unwrap();
+        store.put_chunk(input.id, 0, content.as_bytes()).await.unwrap();
+        store.complete_file(input.id, content.len() as u64, None).await.unwrap();
+        let created_at = store.now().await.unwrap();
+        let expires_at = created_at.after(Duration::from_secs(86_400));
+        let new = Batch { created_at, expires_at, ..batch(owner, input.id) };
+        assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
+        new.id
+    }
+
+    /// Lets time pass; the worker answers up to `max` lines. A line whose name is in `failing` fails.
+    async fn turn(&mut self, max: usize, failing: &[&str]) {
+        let (store, queue) = (&self.rig.store, queue());
+        self.rig.advance(TURN);
+        let due = store.reconcile().await.unwrap().queued;
+        self.dispatcher.requeue(&due).await.unwrap();
+        let pull = Pull { queue: &queue, consumer: "w", max, wait: Duration::ZERO, only: None };
+        let deliveries = self.dispatcher.pull(pull).await.unwrap();
+        let ids: Vec<JobId> = deliveries.iter().map(|delivery| delivery.id).collect();
+        let mut ended = Vec::new();
+        for claim in store.claim(&ids, by("w")).await.unwrap() {
+            let name = claim.job.custom_id.clone().unwrap();
+            let outcome = match failing.contains(&name.as_str()) {
+                true => error(ErrorKind::InvalidRequest),
+                false => answer(&name),
+            };
+            *self.runs.entry(name.clone()).or_default() += 1;
+            ended.push((name, finished(claim.claim_ref(), outcome)));
+        }
+        let attempts: Vec<_> = ended.iter().map(|(_, attempt)| attempt.clone()).collect();
+        let settled = store.finish(&attempts).await.unwrap();
+        for (name, attempt) in ended {
+            let is_recorded = settled.iter().any(|settled| settled.id == attempt.claim.id);
+            if is_recorded && !failing.contains(&name.as_str()) {
+                *self.answers.entry(name).or_default() += 1;
+            }
+        }
+        self.dispatcher.acknowledge("w", &deliveries).await.unwrap();
+        sleep(TURN).await;
+    }
+
+    /// Takes turns until a batch is in a state; returns it.
+    async fn until(&mut self, id: BatchId, state: BatchState, failing: &[&str]) -> Batch {
+        for _ in 0..3000 {
+            let batch = self.get(id).await;
+            if batch.state == state {
+                return batch;
+            }
+            self.turn(4, failing).await;
+        }
+        panic!("not {state:?}: {:?}", self.get(id).await);
+    }
+
+    async fn get(&self, id: BatchId) -> Batch {
+        self.rig.store.batch_of_any_tenant(id).await.unwrap().unwrap()
+    }
+
+    async fn progress(&self, id: BatchId) -> Progress {
+        self.rig.store.range_progress(id.all_jobs()).await.unwrap()
+    }
+
+    async fn change(&self, id: BatchId, change: BatchChange) -> Batch {
+        let tenant = self.get(id).await.tenant;
+        match self.rig.store.change_batch(&tenant, id, &change, MANY).await.unwrap().unwrap() {
+            Changed::Done(batch) => *batch,
+            other => panic!("{change:?}: {other:?}"),
+        }
+    }
+
+    /// Runs named lines again.
+    async fn retry(&self, id: BatchId, names: &[&str], answered: bool) -> Result<Batch, Problem> {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let batch = self.get(id).await;
+        match chosen_lines(&self.rig.store, &batch, &names, answered).await {
+            Ok(lines) => Ok(self.change(id, BatchChange::Retry { lines, key: None }).await),
+            Err(ChosenLinesError::Choice(error)) => Err(error.problem),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Returns the names of lines in a file, in order.
+    async fn names(&self, file: Option<FileId>) -> Vec<String> {
+        let Some(file) = file else { return Vec::new() };
+        let bytes = self.rig.store.chunk(file, 0).await.unwrap().unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        let name = |line: &str| {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            line["custom_id"].as_str().unwrap().to_owned()
+        };
+        text.lines().map(name).collect()
+    }
+}
+
+#[tokio::test]
+async fn failed_and_named_lines_run_again_and_the_files_follow() {
+    all(async |rig: Rig| {
+        let (mut service, acme) = (Service::start(rig, 1000), tenant("acme"));
+        let id = service.batch(&acme, 5).await;
+        let first = service.until(id, BatchState::Completed, &["q2", "q4"]).await;
+        assert_eq!((first.completed, first.failed), (3, 2));
+        assert_eq!(service.names(first.error_file).await, ["q2", "q4"]);
+        let retried = service.change(id, BatchChange::retry_all()).await;
+        assert_eq!(retried.output, first.output, "kept until the end");
+        let second = service.until(id, BatchState::Completed, &["q4"]).await;
+        assert_eq!((second.completed, second.failed), (4, 1));
+        assert_eq!(service.names(second.output).await, ["q1", "q2", "q3", "q5"]);
+        assert_eq!(service.names(second.error_file).await, ["q4"]);
+        for old in [first.output, first.error_file].into_iter().flatten() {
+            assert_eq!(service.rig.store.file(&acme, old).await.unwrap(), None, "replaced");
+        }
+        // Two retries at once: the second is a pass of its own.
+        service.change(id, BatchChange::retry_all()).await;
+        assert_eq!(service.retry(id, &["q1"], false).await, Err(Problem::Answered));
+        assert_eq!(service.retry(id, &["q1", "q9"], true).await, Err(Problem::Unknown));
+        service.retry(id, &["q1"], true).await.unwrap();
+        let third = service.until(id, BatchState::Completed, &[]).await;
+        assert_eq!((third.completed, third.failed, third.error_file), (5, 0, None));
+        assert_eq!(service.names(third.output).await, ["q1", "q2", "q3", "q4", "q5"]);
+        assert_eq!(third.usage.unwrap().completion_tokens, 10);
+        let runs = [("q1", 2), ("q2", 2), ("q3", 1), ("q4", 3), ("q5", 1)];
+        let runs = runs.map(|(name, runs)| (name.to_owned(), runs));
+        assert_eq!(service.runs, HashMap::from(runs));
+        service.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lines_that_a_cancelled_batch_never_reached_run_when_they_are_chosen() {
+    all(async |rig: Rig| {
+        // The queue has room for a part of the batch.
+        let (mut service, acme) = (Service::start(rig, 4), tenant("acme"));
+        let id = service.batch(&acme, 12).await;
+        while service.progress(id).await.queued < 2 {
+            service.turn(0, &[]).await;
+        }
+        service.change(id, BatchChange::Cancel).await;
+        let cancelled = service.until(id, BatchState::Cancelled, &[]).await;
+        assert_eq!((cancelled.completed, cancelled.failed), (0, 12));
+        let reached = service.progress(id).await.cancelled;
+        assert!((2..11).contains(&reached), "{reached}");
+        assert!(service.runs.is_empty());
+        // One that was cancelled, and one that was never reached.
+        service.retry(id, &["q2", "q11"], false).await.unwrap();
+        let some = service.until(id, BatchState::Completed, &[]).await;
+        assert_eq!((some.completed, some.failed), (2, 10));
+        assert_eq!(service.names(some.output).await, ["q2", "q11"]);
+        assert_eq!(service.progress(id).await.cancelled, reached - 1, "the others stay");
+        let open = service.retry(id, &["q12"], false).await.unwrap();
+        assert_eq!(open.left_by, Some(BatchState::Cancelled));
+        let more = service.until(id, BatchState::Completed, &[]).await;
+        assert_eq!((more.completed, more.failed), (3, 9));
+        // A cancelled batch is resumed with all that was cancelled or never reached.
+        service.change(id, BatchChange::retry_all()).await;
+        service.change(id, BatchChange::Cancel).await;
+        service.until(id, BatchState::Cancelled, &[]).await;
+        service.change(id, BatchChange::Resume).await;
+        let all = service.until(id, BatchState::Completed, &[]).await;
+        assert_eq!((all.completed, all.failed), (12, 0));
+        assert!(service.answers.len() == 12 && service.answers.values().all(|times| *times == 1));
+        service.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn paused_batch_stands_still_and_random_changes_lose_and_double_nothing() {
+    all(async |rig: Rig| {
+        let (mut service, acme) = (Service::start(rig, 1000), tenant("acme"));
+        let id = service.batch(&acme, 40).await;
+        while service.answers.len() < 5 {
+            service.turn(2, &[]).await;
+        }
+        let deadline = service.get(id).await.expires_at;
+        service.change(id, BatchChange::Pause { now: false }).await;
+        for _ in 0..75 {
+            // Until the driver has seen it.
+            service.turn(0, &[]).await;
+        }
+        let before = service.answers.len();
+        for _ in 0..20 {
+            service.turn(9, &[]).await;
+        }
+        assert_eq!(service.answers.len(), before);
+        assert_eq!(service.get(id).await.completed, before as u64);
+        let resumed = service.change(id, BatchChange::Resume).await;
+        assert!(resumed.expires_at > deadline);
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..25 {
+            let change = match random.u32(..6) {
+                0 => BatchChange::Cancel,
+                1 => BatchChange::Pause { now: random.bool() },
+                2 | 3 => BatchChange::Resume,
+                _ => BatchChange::retry_all(),
+            };
+            service.rig.store.change_batch(&acme, id, &change, MANY).await.unwrap().unwrap();
+            for _ in 0..random.u32(..25) {
+                service.turn(random.usize(..2), &["q7"]).await;
+            }
+        }
+        let batch = loop {
+            let batch = service.get(id).await;
+            match batch.state {
+                BatchState::Completed if batch.failed == 0 => break batch,
+                BatchState::Completed => service.change(id, BatchChange::retry_all()).await,
+                BatchState::Paused | BatchState::Cancelled => {
+                    service.change(id, BatchChange::Resume).await
+                }
+                _ => {
+                    service.turn(4, &[]).await;
+                    continue;
+                }
+            };
+        };
+        assert_eq!(batch.completed, 40);
+        let names: Vec<String> = (1..=40).map(|line| format!("q{line}")).collect();
+        assert_eq!(service.names(batch.output).await, names);
+        assert!(service.answers.len() == 40 && service.answers.values().all(|times| *times == 1));
+        service.stop().await;
+    })
+    .await;
+}

@@ -1,0 +1,7 @@
+-- A paused batch is unfinished: see migrations/postgres/0003_paused_batches.sql.
+DROP INDEX batches_open;
+DROP INDEX batches_due;
+CREATE INDEX batches_open ON batches (tenant, id)
+    WHERE state IN ('validating', 'in_progress', 'paused', 'finalizing', 'cancelling');
+CREATE INDEX batches_due ON batches (next_at, id)
+    WHERE state IN ('validating', 'in_progress', 'paused', 'finalizing', 'cancelling');
