@@ -1,5 +1,6 @@
 //! `tritmill queue | dlq`: commands of operators. `workers` and `batches` have files of their own.
 
+mod batch_results;
 pub mod batches;
 mod classes;
 mod deletion_costs;

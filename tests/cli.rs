@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 39] = [
+const COMMANDS: [&str; 41] = [
     "",
     "admin",
     "standalone",
@@ -42,6 +42,8 @@ const COMMANDS: [&str; 39] = [
     "queue show",
     "queue allow-class",
     "queue withdraw-class",
+    "batches results",
+    "batches delete",
     "workers",
     "workers deletion-costs",
     "worker",

@@ -104,6 +104,8 @@ pub struct State {
     pub(crate) readiness: Readiness,
     /// Wakes the batch driver.
     pub(crate) batch_changed: Notify,
+    /// Wakes the deletion of what deleted batches had.
+    pub(crate) batch_deleted: Notify,
     /// Wakes the webhook sender.
     pub(crate) webhook_due: Notify,
     pub(crate) metrics: Metrics,
@@ -149,6 +151,7 @@ impl App {
             key_uses: KeyUses::default(),
             readiness: Readiness::default(),
             batch_changed: Notify::new(),
+            batch_deleted: Notify::new(),
             webhook_due: Notify::new(),
             metrics,
             changes: Changes::default(),

@@ -22,7 +22,8 @@ const MAX_AGE_S: HeaderValue = HeaderValue::from_static("7200");
 /// Headers of responses that scripts may read, beside those that they always may.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id, x-should-retry, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
-     x-ratelimit-reset-requests, retry-after, etag, accept-ranges, content-range, content-disposition",
+     x-ratelimit-reset-requests, x-incomplete, x-next-after, x-has-more, retry-after, \
+     etag, accept-ranges, content-range, content-disposition",
 );
 
 /// Answers preflight requests, and adds to other responses that the caller's site may read them.

@@ -11,7 +11,7 @@
 //! | state | step | in |
 //! | --- | --- | --- |
 //! | `validating` | read the next lines, or reject the file | `validate.rs` |
-//! | `in_progress` | submit lines as the queue has room, count finished jobs | `progress.rs` |
+//! | `in_progress` | submit lines as the queue has room, count finished jobs and number them | `progress.rs`, `numbering.rs` |
 //! | `paused` | hold the jobs that have not started, count finished jobs | `pause.rs` |
 //! | `finalizing`, `cancelling` | write the next part of the output files | `finish.rs` |
 //!
@@ -20,9 +20,11 @@
 //! suspect while it drives nothing else, so that the death of the process counts against that batch only.
 
 mod budget;
+mod erase;
 mod fail;
 mod finish;
 pub(crate) mod lines;
+mod numbering;
 mod pause;
 mod progress;
 mod rerun;
@@ -113,6 +115,7 @@ impl Driver {
     /// Runs until it is stopped, then releases its batches.
     pub async fn run(mut self) {
         let (app, mut stop) = (self.app.clone(), self.stop.clone());
+        let erasing = tokio::spawn(erase::run(app.clone(), stop.clone()));
         loop {
             while let Some(ended) = self.steps.try_join_next() {
                 self.step_ended(ended);
@@ -133,6 +136,7 @@ impl Driver {
         }
         // They stop at the same signal.
         while self.steps.join_next().await.is_some() {}
+        let _ = erasing.await;
     }
 
     fn step_ended(&mut self, ended: Result<Duration, tokio::task::JoinError>) {

@@ -89,6 +89,12 @@ pub(crate) fn from_map<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T
         .map_err(|error| ApiError::invalid("invalid_value", format!("invalid body: {error}")))
 }
 
+/// Deserializes the parameters of a URL.
+pub(crate) fn from_query<T: DeserializeOwned>(query: Map<String, Value>) -> Result<T, ApiError> {
+    let invalid = |error| ApiError::invalid("invalid_query", format!("invalid query: {error}"));
+    serde_json::from_value(Value::Object(query)).map_err(invalid)
+}
+
 async fn read(body: &mut BodyDataStream) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(chunk) = body.next().await {

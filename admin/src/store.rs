@@ -10,6 +10,7 @@
 
 pub mod audit;
 pub mod batch_changes;
+pub mod batch_ends;
 pub mod batch_steps;
 pub mod batches;
 pub mod call_keys;
@@ -24,6 +25,7 @@ pub mod tenants;
 pub mod webhooks;
 
 pub use audit::Audit;
+pub use batch_ends::BatchEnds;
 pub use batch_steps::BatchSteps;
 pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use call_keys::CallKeys;
@@ -36,7 +38,17 @@ use tritmill_queue::store::{JobRanges, JobStore};
 
 /// A store that serves HTTP clients and operators.
 pub trait FrontStore:
-    JobStore + JobRanges + Keys + Sessions + Files + Batches + BatchSteps + CallKeys + Audit + Tenants
+    JobStore
+    + JobRanges
+    + Keys
+    + Sessions
+    + Files
+    + Batches
+    + BatchEnds
+    + BatchSteps
+    + CallKeys
+    + Audit
+    + Tenants
 {
 }
 
@@ -47,6 +59,7 @@ impl<S> FrontStore for S where
         + Sessions
         + Files
         + Batches
+        + BatchEnds
         + BatchSteps
         + CallKeys
         + Audit

@@ -111,6 +111,7 @@ impl Body {
             task: self.task,
             echo,
             custom_id: None,
+            line_key: None,
         }
     }
 }

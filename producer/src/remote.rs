@@ -14,6 +14,7 @@ mod answers;
 mod api;
 mod finish;
 mod merge;
+mod results;
 mod run;
 mod split;
 mod state;
@@ -21,5 +22,6 @@ mod terms;
 
 pub use answers::{BatchErrors, LineError, RemoteBatch, RemoteError, RequestCounts};
 pub use api::{Api, Content, NewBatch, Retry};
+pub use results::{BatchResult, ResultsQuery};
 pub use run::RemoteRun;
 pub use terms::{RemoteRunError, RemoteSettings, RemoteUpdate};

@@ -290,6 +290,9 @@ pub struct Job {
     /// The caller's name for its line of a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom_id: Option<String>,
+    /// The key of its line of a batch. A column of the store has it beside the request, so jobs that were read do not.
+    #[serde(skip)]
+    pub line_key: Option<[u8; 32]>,
     /// What it asks for.
     #[serde(default, skip_serializing_if = "Task::is_generate")]
     pub task: Task,

@@ -51,7 +51,7 @@ pub use dead_letters::DeadLetters;
 pub use error::StoreError;
 pub use history::QueueHistory;
 pub use job_queries::{JobFilter, JobQueries};
-pub use job_ranges::{ChangedJobs, EndedJob, JobRanges, RangedJob};
+pub use job_ranges::{ChangedJobs, EndMark, EndedJob, JobEnd, JobEnds, JobRanges, RangedJob};
 pub use maintenance::{Maintained, Maintenance};
 pub use page::Page;
 pub use postgres::{

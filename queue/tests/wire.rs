@@ -44,6 +44,7 @@ fn plain_job() -> Job {
         traceparent: None,
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
+        line_key: None,
         custom_id: None,
     }
 }
@@ -276,6 +277,7 @@ fn jobs() -> impl Strategy<Value = Job> {
             traceparent: None,
             task: tritmill_queue::Task::Generate,
             echo: serde_json::Map::new(),
+            line_key: None,
             custom_id: None,
         }
     })

@@ -11,15 +11,15 @@ use tritmill_admin::{
         Batch, BatchId, BatchState, FrontStore,
         audit::AuditEntry,
         batch_changes::{BatchChange, Changed},
-        batches::BatchFilter,
+        batches::{BatchDeletion, BatchFilter, BatchSearch},
     },
 };
 use tritmill_queue::{QueueName, Tenant, store::Page};
 
-use super::{EXIT_INCOMPLETE, block_on, queue_name};
+use super::{EXIT_INCOMPLETE, batch_results::ResultArguments, block_on, queue_name};
 use crate::{keys::StoreOptions, output};
 
-/// List, cancel, pause, resume and retry batches of the HTTP API, of all tenants.
+/// List, read, cancel, pause, resume, retry, archive and delete batches of the HTTP API, of all tenants.
 #[derive(Debug, Subcommand)]
 pub enum BatchesCommand {
     /// List batches, the latest first
@@ -36,6 +36,17 @@ pub enum BatchesCommand {
     /// Run lines of a batch again: all that failed, expired or were cancelled, or those named
     #[command(after_help = RETRY_HELP)]
     Retry(RetryArguments),
+    /// Archive batches that have ended: lists leave them out, except with --archived
+    #[command(after_help = "Examples:\n  tritmill batches archive batch_0199f3c2…")]
+    Archive(EndedArguments),
+    /// Take batches back from the archive
+    #[command(after_help = "Examples:\n  tritmill batches unarchive batch_0199f3c2…")]
+    Unarchive(EndedArguments),
+    /// Delete batches that have ended, with their results and files
+    #[command(after_help = "Examples:\n  tritmill batches delete batch_0199f3c2…")]
+    Delete(EndedArguments),
+    /// Print the lines of a batch that ended, also while it runs
+    Results(ResultArguments),
 }
 
 const CANCEL_HELP: &str = "\
@@ -82,6 +93,18 @@ pub struct BatchListArguments {
     /// cancelling or cancelled
     #[arg(long, value_name = "STATE")]
     state: Option<BatchState>,
+    /// List batches with this model only
+    #[arg(long, value_name = "MODEL[@FORMAT]")]
+    model: Option<String>,
+    /// List batches with this text in their id or in the name of their input file only
+    #[arg(long, value_name = "TEXT")]
+    search: Option<String>,
+    /// List batches with this pair of metadata only; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    metadata: Vec<(String, String)>,
+    /// List archived batches, and no others
+    #[arg(long)]
+    archived: bool,
     /// Maximum number of batches
     #[arg(long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -123,6 +146,16 @@ pub struct SelectedBatches {
     store_options: StoreOptions,
 }
 
+/// Batches that have ended.
+#[derive(Debug, Args)]
+pub struct EndedArguments {
+    /// Ids, as printed by `tritmill batches list`
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<BatchId>,
+    #[command(flatten)]
+    store_options: StoreOptions,
+}
+
 /// Batches, and how they are paused.
 #[derive(Debug, Args)]
 pub struct PauseArguments {
@@ -149,6 +182,14 @@ pub struct RetryArguments {
     store_options: StoreOptions,
 }
 
+/// Parses NAME=VALUE.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE".to_owned()),
+    }
+}
+
 /// Runs `batches …`.
 pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
     match command {
@@ -164,13 +205,32 @@ pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
             block_on(batches.change(&[BatchState::Paused], BatchChange::Resume))
         }
         BatchesCommand::Retry(arguments) => block_on(retry(arguments)),
+        BatchesCommand::Archive(arguments) => {
+            block_on(of_each(arguments, "batch.archive", async |store, batch| {
+                archive(store, batch, true).await
+            }))
+        }
+        BatchesCommand::Unarchive(arguments) => {
+            block_on(of_each(arguments, "batch.unarchive", async |store, batch| {
+                archive(store, batch, false).await
+            }))
+        }
+        BatchesCommand::Delete(arguments) => block_on(of_each(arguments, "batch.delete", delete)),
+        BatchesCommand::Results(arguments) => block_on(arguments.run()),
     }
 }
 
 async fn list(arguments: BatchListArguments) -> anyhow::Result<ExitCode> {
-    let BatchListArguments { tenant, state, limit, after, json, store_options } = arguments;
-    let store = store_options.open().await?;
-    let filter = BatchFilter { tenant: tenant.map(Tenant), state, metadata: None };
+    let BatchListArguments { tenant, state, limit, after, json, archived, .. } = arguments;
+    let store = arguments.store_options.open().await?;
+    let (metadata, model, text) = (arguments.metadata, arguments.model, arguments.search);
+    let filter = BatchFilter {
+        tenant: tenant.map(Tenant),
+        state,
+        archived: Some(archived),
+        created: (None, None),
+        search: BatchSearch { metadata, model, text },
+    };
     let page = Page { after, limit, ascending: false };
     for batch in store.find_batches(&filter, page).await? {
         print(&batch, json)?;
@@ -219,7 +279,8 @@ async fn find(
     const PAGE: u32 = 1000;
     let mut ids = Vec::new();
     for state in states {
-        let filter = BatchFilter { tenant: tenant.clone(), state: Some(*state), metadata: None };
+        let filter =
+            BatchFilter { tenant: tenant.clone(), state: Some(*state), ..BatchFilter::default() };
         let mut page = Page { after: None, limit: PAGE, ascending: false };
         loop {
             let found = store.find_batches(&filter, page).await?;
@@ -303,4 +364,51 @@ async fn change_one(
     };
     eprintln!("{id}: not {done}, {problem}");
     Ok(false)
+}
+
+/// Does something to each of some batches, which says whether it was done, and in words what was.
+async fn of_each(
+    arguments: EndedArguments,
+    action: &str,
+    act: impl AsyncFn(&dyn FrontStore, &Batch) -> anyhow::Result<(bool, String)>,
+) -> anyhow::Result<ExitCode> {
+    let store = arguments.store_options.open().await?;
+    let mut all = true;
+    for id in &arguments.ids {
+        let Some(batch) = store.batch_of_any_tenant(*id).await? else {
+            eprintln!("no batch {id}: see tritmill batches list");
+            all = false;
+            continue;
+        };
+        let detail = json!({ "tenant": batch.tenant });
+        let line = AuditEntry::from_command_line(action, &id.to_string(), detail);
+        store.record_audit(&line).await.context("cannot write the audit log")?;
+        let (is_done, what) = act(&*store, &batch).await?;
+        eprintln!("{id}: {what}");
+        all &= is_done;
+    }
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
+}
+
+async fn archive(
+    store: &dyn FrontStore,
+    batch: &Batch,
+    archived: bool,
+) -> anyhow::Result<(bool, String)> {
+    let done = if archived { "archived" } else { "listed again" };
+    Ok(match store.archive_batch(&batch.tenant, batch.id, archived).await? {
+        Some(batch) if batch.state.is_terminal() => (true, done.to_owned()),
+        Some(batch) => (false, format!("not {done}, it is {}", batch.state.as_str())),
+        None => (false, "deleted meanwhile".to_owned()),
+    })
+}
+
+async fn delete(store: &dyn FrontStore, batch: &Batch) -> anyhow::Result<(bool, String)> {
+    Ok(match store.delete_batch(&batch.tenant, batch.id).await? {
+        BatchDeletion::Deleted => (true, "deleted".to_owned()),
+        BatchDeletion::Unfinished(state) => {
+            (false, format!("not deleted, it is {}", state.as_str()))
+        }
+        BatchDeletion::NotFound => (false, "deleted meanwhile".to_owned()),
+    })
 }

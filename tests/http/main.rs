@@ -25,6 +25,7 @@ mod metrics;
 mod openai;
 mod operator;
 mod pool;
+mod results;
 mod rig;
 mod server_run;
 mod standalone;

@@ -4,13 +4,17 @@
 use std::time::Duration;
 
 use askama::Template;
-use axum::extract::{Path, Query};
+use axum::{
+    extract::{Path, Query},
+    http::{HeaderValue, header::CONTENT_DISPOSITION},
+};
 use serde::Deserialize;
 use tritmill_queue::{Tenant, Timestamp, store::Page};
 
 use super::{Content, PageError, PageResult, Visit, filters, pager::Pager, percent_encoded};
 use crate::{
     ApiError, App, Caller,
+    batch_conditions::BatchConditions,
     openai::batches,
     operator::{batches as all_batches, metadata},
     store::{
@@ -159,42 +163,60 @@ struct BatchesView {
     bytes_max: u64,
 }
 
-/// An operator's filter, and the page, as in URLs; an empty field matches all batches.
+/// A filter, and the page, as in URLs; an empty field matches all batches. `tenant` is for operators.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct FilterForm {
     tenant: String,
     state: String,
     metadata: String,
+    model: String,
+    search: String,
+    archived: String,
     after: String,
 }
 
 impl FilterForm {
     fn is_set(&self) -> bool {
-        [&self.tenant, &self.state, &self.metadata].iter().any(|field| !field.is_empty())
+        self.fields().iter().any(|(_, value)| !value.is_empty())
+    }
+
+    fn fields(&self) -> [(&'static str, &str); 6] {
+        [
+            ("tenant", &self.tenant),
+            ("state", &self.state),
+            ("metadata", &self.metadata),
+            ("model", &self.model),
+            ("search", &self.search),
+            ("archived", &self.archived),
+        ]
     }
 
     /// URL of the batches after a batch, or of all.
     fn href(&self, after: Option<BatchId>) -> String {
         let after = after.map(|id| id.to_string()).unwrap_or_default();
-        let fields =
-            [("tenant", &self.tenant), ("state", &self.state), ("metadata", &self.metadata)];
-        let set = fields.into_iter().filter(|(_, value)| !value.is_empty());
+        let set = self.fields().into_iter().filter(|(_, value)| !value.is_empty());
         let query: String =
             set.map(|(name, value)| format!("&{name}={}", percent_encoded(value))).collect();
         format!("/dashboard/batches?after={after}{query}")
     }
 
-    fn batch_filter(&self) -> Result<BatchFilter, ApiError> {
+    fn batch_filter(&self, caller: &Caller) -> Result<BatchFilter, ApiError> {
         let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
-        let state = given(&self.state).map(|state| {
-            state.parse::<BatchState>().map_err(|error| ApiError::not_found("state", &error.word))
-        });
-        Ok(BatchFilter {
-            tenant: given(&self.tenant).map(Tenant),
-            state: state.transpose()?,
-            metadata: given(&self.metadata).map(|text| metadata::pair(&text)).transpose()?,
-        })
+        let metadata = given(&self.metadata).map(|text| metadata::pair(&text)).transpose()?;
+        let conditions = BatchConditions {
+            tenant: match caller.may_operate() {
+                true => given(&self.tenant).map(Tenant),
+                false => Some(caller.tenant.clone()),
+            },
+            state: ("state", Some(&self.state)),
+            metadata: metadata.into_iter().collect(),
+            model: Some(&self.model),
+            search: Some(&self.search),
+            archived: Some(&self.archived),
+            ..BatchConditions::default()
+        };
+        conditions.filter()
     }
 }
 
@@ -209,10 +231,7 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, Pag
         text => Some(text.parse().map_err(|_| ApiError::not_found("batch", text))?),
     };
     let page = Page { after, limit: PAGE_SIZE + 1, ascending: false };
-    let mut found = match caller.may_operate() {
-        true => app.store.find_batches(&form.batch_filter()?, page).await?,
-        false => app.store.batches(&caller.tenant, page).await?,
-    };
+    let mut found = app.store.find_batches(&form.batch_filter(&caller)?, page).await?;
     let has_more = found.len() > PAGE_SIZE as usize;
     found.truncate(PAGE_SIZE as usize);
     let limits = app.limits;
@@ -241,6 +260,8 @@ struct BatchView {
     is_own: bool,
     /// Whether the visitor may change it.
     may_change: bool,
+    /// Whether the visitor may archive and delete the batch.
+    may_delete: bool,
 }
 
 impl BatchView {
@@ -264,7 +285,8 @@ async fn load_one(app: App, caller: Caller, id: String) -> Result<Content, PageE
     let (title, is_own) = (format!("Batch {}", batch.id), batch.tenant == caller.tenant);
     let (now, row) = (app.client.now().await?, BatchRow { batch });
     let may_change = caller.may_submit();
-    Ok(Content::new(title, &BatchView { now, row, is_own, may_change }))
+    let may_delete = may_change && is_own && row.batch.state.is_terminal();
+    Ok(Content::new(title, &BatchView { now, row, is_own, may_change, may_delete }))
 }
 
 /// Cancels a batch.
@@ -295,4 +317,35 @@ async fn change(visit: Visit, id: &str, change: BatchChange, done: &str) -> Page
         false => batches::change_own(&visit.app, &visit.caller, id, change).await?,
     };
     Ok(visit.done(&format!("/dashboard/batches/{}", batch.id), done))
+}
+
+/// Archives a batch of the visitor's tenant.
+pub(crate) async fn archive(visit: Visit, Path(id): Path<String>) -> PageResult {
+    let batch = batches::archive_batch(&visit.app, &visit.caller, &id, true).await?;
+    let page = format!("/dashboard/batches/{}", batch.id);
+    Ok(visit.done(&page, "The batch is archived: the list leaves it out."))
+}
+
+/// Takes a batch of the visitor's tenant back from the archive.
+pub(crate) async fn unarchive(visit: Visit, Path(id): Path<String>) -> PageResult {
+    let batch = batches::archive_batch(&visit.app, &visit.caller, &id, false).await?;
+    let page = format!("/dashboard/batches/{}", batch.id);
+    Ok(visit.done(&page, "The batch is listed again."))
+}
+
+/// Deletes a batch of the visitor's tenant.
+pub(crate) async fn delete(visit: Visit, Path(id): Path<String>) -> PageResult {
+    batches::delete_batch(&visit.app, &visit.caller, &id).await?;
+    Ok(visit.done("/dashboard/batches", "The batch is deleted, with its files."))
+}
+
+/// Downloads the results of a batch of the visitor's tenant so far.
+pub(crate) async fn results(visit: Visit, Path(id): Path<String>) -> PageResult {
+    let batch = batches::find(&visit.app, &visit.caller, &id).await?;
+    let name = format!("{}_results.jsonl", batch.id);
+    let mut response = batches::results::so_far(&visit.app, batch)?;
+    let disposition = format!("attachment; filename=\"{name}\"");
+    let disposition = HeaderValue::try_from(disposition).expect("ids are visible ASCII");
+    response.headers_mut().insert(CONTENT_DISPOSITION, disposition);
+    Ok(response)
 }

@@ -1,25 +1,24 @@
 //! The last steps: write answers to one file and errors to another, in the order of the input.
 //!
 //! A step writes the chunks of its lines in the transaction that saves its position, so what an interrupted
-//! step wrote does not exist. The files become visible in the transaction that finishes the batch.
+//! step wrote does not exist. The files become visible in the transaction that finishes the batch. Lines that ended without
+//! a number get one with the line of their output.
 
 mod output;
 
 use std::{collections::HashMap, time::Duration};
 
-use tritmill_client::{RefusedLine, Request, answer};
-use tritmill_queue::{
-    ErrorKind, JobError, Outcome,
-    store::{AnsweredLine, EndedJob},
-};
+use tritmill_client::Request;
+use tritmill_queue::{ErrorKind, JobError, JobState, Outcome, store::EndedJob};
 
 use self::output::Output;
-use super::{Budget, Interrupted, JobsChange, Next, change_jobs, fail, lines, save};
+use super::{Budget, Interrupted, JobsChange, Next, change_jobs, fail, lines, numbering, save};
 use crate::{
     App,
-    shown_errors::outcome_for_tenant,
+    output_lines::{self, Asked},
     store::{
         BatchState,
+        batch_ends::LineEnd,
         batch_steps::{BatchClaim, BatchWrites},
         batches::Batch,
         step_state::StepState,
@@ -67,10 +66,15 @@ pub(super) async fn step(
                 };
                 budget.spend(lines, bytes);
                 if budget.is_spent() {
-                    let chunks = output.chunks();
+                    let (chunks, ends) = (output.chunks(), &output.ends);
                     claim.batch.steps.assembly = Some(output.state.clone());
-                    save(app, claim, BatchWrites { chunks: &chunks, ..BatchWrites::default() })
-                        .await?;
+                    claim.batch.last_end += ends.len() as u64;
+                    save(
+                        app,
+                        claim,
+                        BatchWrites { chunks: &chunks, ends, ..BatchWrites::default() },
+                    )
+                    .await?;
                     return Ok(Next::Now);
                 }
             }
@@ -83,7 +87,8 @@ pub(super) async fn step(
 async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<Next, Interrupted> {
     let now = app.store.now().await?;
     let expires_at = claim.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
-    let (chunks, state) = (output.chunks(), &output.state);
+    let (chunks, ends, state) = (output.chunks(), &output.ends, &output.state);
+    claim.batch.last_end += ends.len() as u64;
     let parts = [state.answers, state.errors].into_iter().flatten();
     let files: Vec<_> = parts.map(|part| (part.file, part.size_bytes, expires_at)).collect();
     // The files of a batch that was opened again have the earlier answers as well.
@@ -107,6 +112,7 @@ async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<
         chunks: &chunks,
         files: &files,
         replaced: &replaced,
+        ends,
         ..BatchWrites::default()
     };
     save(app, claim, writes).await?;
@@ -126,17 +132,28 @@ async fn write_slice(
     let ends = app.store.ended_in_range(batch.id.jobs(first, last)).await?;
     let of_line = |end: EndedJob| batch.id.line(end.id).map(|line| (u64::from(line), end));
     let mut ends: HashMap<u64, EndedJob> = ends.into_iter().filter_map(of_line).collect();
+    let mut written = Vec::with_capacity(slice.len());
     for line in slice {
-        let (is_answer, text) = match line.parsed {
-            Ok(request) => output_line(batch, &request, ends.remove(&request.number), output),
-            Err(line) => {
-                let RefusedLine { key, custom_id, refusal } = *line;
-                (false, answer::refusal_line(&key, custom_id.as_deref(), &refusal))
+        let number = number(Some(&line));
+        let (state, ended_at, text) = match &line.parsed {
+            Ok(request) => {
+                let end = ends.remove(&request.number);
+                let at = end.as_ref().and_then(|end| end.outcome.as_ref().map(|_| end.finished_at));
+                let (state, text) = output_line(batch, request, end, output);
+                (state, at, text)
             }
+            Err(line) => (JobState::Failed, None, output_lines::refused(line)),
         };
-        output.write_line(&app.store, batch, is_answer, text).await?;
+        written.push(LineEnd {
+            line: number,
+            state,
+            ended_at: ended_at.unwrap_or(batch.created_at),
+            output: ended_at.is_none().then(|| text.clone()),
+        });
+        output.write_line(&app.store, batch, state == JobState::Completed, text).await?;
         output.state.read = line.after;
     }
+    output.ends.extend(numbering::unknown(app, batch, written).await?);
     Ok(())
 }
 
@@ -146,69 +163,50 @@ fn not_storable(batch: &Batch, line: u64) -> Option<&str> {
     batch.steps.not_storable.get(&line).map(String::as_str)
 }
 
-/// Returns the output line of a request, and whether it is an answer.
+/// Returns the output line of a request, and the state of its job, or what that would be.
 fn output_line(
     batch: &Batch,
     request: &Request,
     end: Option<EndedJob>,
     output: &mut Output,
-) -> (bool, String) {
-    let unanswered = |code: &str, message: &str| {
-        (false, answer::unanswered_line(&request.key, &request.custom_id, code, message))
-    };
-    let cancelled = || unanswered("batch_cancelled", "the request was cancelled");
-    let expired =
-        || unanswered("batch_expired", "the batch expired before the request was answered");
+) -> (JobState, String) {
+    let Request { number, custom_id, key, .. } = request;
+    let asked = Asked { number: *number, custom_id, key };
+    let expired = || (JobState::Expired, asked.expired());
+    let cancelled = || (JobState::Cancelled, asked.cancelled());
     let is_cancelled = batch.state == BatchState::Cancelling;
     // What was not chosen to run again stays as it was.
     let was_expired = !is_cancelled && batch.left_by == Some(BatchState::Expired);
-    let (outcome, finished_at) = match end {
-        Some(EndedJob { outcome: Some(Outcome::Expired), .. }) => {
-            output.state.overdue = true;
-            return expired();
+    match end {
+        Some(EndedJob { outcome: Some(outcome), state, finished_at, .. }) => {
+            output.state.overdue |= outcome == Outcome::Expired;
+            if let (Outcome::Completed(answer), Some(usage)) = (&outcome, &mut output.state.usage) {
+                usage.add(answer.usage);
+            }
+            (state, asked.ended(batch, outcome, finished_at))
         }
-        Some(EndedJob { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
         // Cancelled when this batch expired, or by an operator.
         Some(EndedJob { outcome: None, .. }) if batch.overdue || was_expired => {
             output.state.overdue = true;
-            return expired();
+            expired()
         }
-        Some(EndedJob { outcome: None, .. }) => return cancelled(),
+        Some(EndedJob { outcome: None, .. }) => cancelled(),
         // Never submitted.
-        None if is_cancelled => return cancelled(),
-        None if batch.overdue => return expired(),
-        None if let Some(why) = not_storable(batch, request.number) => {
-            let refused = JobError::new(ErrorKind::InvalidRequest, "not_storable", why);
-            (Outcome::Error(refused), batch.created_at)
+        None if is_cancelled => cancelled(),
+        None if batch.overdue => expired(),
+        None if let Some(why) = not_storable(batch, *number) => {
+            (JobState::Failed, asked.not_storable(batch, why))
         }
         None if was_expired => {
             output.state.overdue = true;
-            return expired();
+            expired()
         }
-        None if batch.left_by.is_some() => return cancelled(),
+        None if batch.left_by.is_some() => cancelled(),
         None => {
             let message = "the job was deleted before its batch finished";
             let deleted = JobError::new(ErrorKind::Engine, "job_deleted", message);
-            (Outcome::Error(deleted), batch.created_at)
+            let text = asked.ended(batch, Outcome::Error(deleted), batch.created_at);
+            (JobState::Failed, text)
         }
-    };
-    let is_answer = match &outcome {
-        Outcome::Completed(completion) => {
-            if let Some(usage) = &mut output.state.usage {
-                usage.add(completion.usage);
-            }
-            true
-        }
-        _ => false,
-    };
-    let line = answer::line(&AnsweredLine {
-        seq: 0,
-        number: request.number,
-        custom_id: Some(request.custom_id.clone()),
-        key: request.key.to_vec(),
-        shape: request.endpoint.shape().to_owned(),
-        outcome: Some(outcome_for_tenant(outcome)),
-        finished_at,
-    });
-    (is_answer, line)
+    }
 }

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tritmill_client::ClientError;
-use tritmill_queue::{Job, JobId, StoreError};
+use tritmill_queue::{Job, JobId, JobState, StoreError};
 
-use super::{Budget, Interrupted, JobsChange, Next, change_jobs, lines, rerun::Pass, save};
+use super::{
+    Budget, Interrupted, JobsChange, Next, change_jobs, lines, numbering, rerun::Pass, save,
+};
 use crate::{
-    App,
+    App, output_lines,
     refusals::Limit,
     store::{
         BatchState,
+        batch_ends::LineEnd,
         batch_steps::{BatchClaim, BatchWrites},
         batches::Batch,
         step_state::FilePosition,
@@ -70,7 +73,8 @@ pub(super) async fn step(
         _ => {}
     }
     let started = Instant::now();
-    let Counted { open, changed, .. } = count(app, claim).await?;
+    let Counted { open, changed, ended, .. } = count(app, claim).await?;
+    numbering::number(app, claim, ended, &mut budget).await?;
     if open == 0 && matches!(submitted, Submitted::All) {
         claim.batch.enter(BatchState::Finalizing, now);
         save(app, claim, BatchWrites::default()).await?;
@@ -102,6 +106,8 @@ pub(super) struct Counted {
     pub active: u64,
     /// Whether the numbers of the batch changed.
     pub changed: bool,
+    /// Jobs that ended with an answer or an error.
+    pub ended: u64,
 }
 
 /// Counts the batch's jobs.
@@ -111,7 +117,8 @@ pub(super) async fn count(app: &App, claim: &mut BatchClaim) -> Result<Counted, 
     let failed = claim.batch.refused + progress.failed + progress.expired + progress.cancelled;
     let changed = (claim.batch.completed, claim.batch.failed) != (progress.completed, failed);
     (claim.batch.completed, claim.batch.failed) = (progress.completed, failed);
-    Ok(Counted { open: progress.scheduled + active, active, changed })
+    let ended = progress.completed + progress.failed + progress.expired;
+    Ok(Counted { open: progress.scheduled + active, active, changed, ended })
 }
 
 /// Result of submitting the next jobs.
@@ -162,6 +169,7 @@ async fn submit_rest(
         let Some(read) = page.last().map(|line| line.after) else { continue };
         let (lines, start) = (page.len(), claim.batch.submitted.offset_bytes);
         let pass = Pass::of(app, &claim.batch, &page).await?;
+        number_refused(app, claim, &page).await?;
         // The next job comes last.
         let mut pending: Vec<(Job, FilePosition)> =
             page.into_iter().rev().filter_map(|line| job(&claim.batch, &pass, line)).collect();
@@ -224,6 +232,27 @@ async fn submit_rest(
     Ok(Submitted::All)
 }
 
+/// Numbers the refused lines of a page, before the jobs behind them are submitted.
+async fn number_refused(
+    app: &App,
+    claim: &mut BatchClaim,
+    page: &lines::Lines,
+) -> Result<(), Interrupted> {
+    let created_at = claim.batch.created_at;
+    let ends = page.iter().filter_map(|line| {
+        let refused = line.parsed.as_ref().err()?;
+        let line = u32::try_from(line.after.line).ok()?;
+        let output = Some(output_lines::refused(refused));
+        Some(LineEnd { line, state: JobState::Failed, ended_at: created_at, output })
+    });
+    let ends = numbering::unknown(app, &claim.batch, ends.collect()).await?;
+    if !ends.is_empty() {
+        claim.batch.last_end += ends.len() as u64;
+        save(app, claim, BatchWrites { ends: &ends, ..BatchWrites::default() }).await?;
+    }
+    Ok(())
+}
+
 /// Records that the database refuses the job of a line, which gets an error in the output.
 async fn refuse(
     app: &App,
@@ -232,6 +261,7 @@ async fn refuse(
     error: &StoreError,
 ) -> Result<(), Interrupted> {
     tracing::error!(batch = %claim.batch.id, %error, "a line is refused by the database");
+    let mut ends = Vec::with_capacity(jobs.len());
     for job in jobs {
         let line = claim.batch.id.line(job.id).unwrap_or_default();
         claim.batch.refused += 1;
@@ -239,8 +269,12 @@ async fn refuse(
         if known.len() < NOT_STORABLE_MAX {
             known.insert(line, error.to_string());
         }
+        let output = Some(output_lines::not_storable(&claim.batch, job, &error.to_string()));
+        let ended_at = claim.batch.created_at;
+        ends.push(LineEnd { line, state: JobState::Failed, ended_at, output });
     }
-    save(app, claim, BatchWrites::default()).await
+    claim.batch.last_end += ends.len() as u64;
+    save(app, claim, BatchWrites { ends: &ends, ..BatchWrites::default() }).await
 }
 
 /// Returns the job of a valid line that runs now.
@@ -252,6 +286,7 @@ fn job(batch: &Batch, pass: &Pass, line: lines::Line) -> Option<(Job, FilePositi
         tenant: batch.tenant.clone(),
         priority: batch.priority,
         expires_at: Some(batch.expires_at),
+        line_key: Some(request.key),
         ..request.job(batch.id.job(number), queue)
     };
     Some((job, line.after))

@@ -2,9 +2,10 @@
 
 mod changes;
 mod request;
+pub(crate) mod results;
 
 use axum::{Json, extract::Path, http::HeaderMap};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tritmill_queue::{Timestamp, Usage, store::Page};
 use utoipa::ToSchema;
@@ -21,9 +22,12 @@ use super::{
 };
 use crate::{
     ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams,
+    batch_conditions::{self, BatchConditions},
+    error::ErrorResponse,
+    extract::from_query,
     store::{
         Batch, BatchId, BatchState, FileId,
-        batches::{BatchTimes, Creation},
+        batches::{BatchDeletion, BatchTimes, Creation},
         files::FilePurpose,
         step_state::{BatchError, FilePosition, StepState},
         webhooks::Webhook,
@@ -69,6 +73,8 @@ pub(crate) struct BatchView {
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
     webhook: Option<WebhookView>,
+    /// Time since which it is archived.
+    archived_at: Option<i64>,
 }
 
 /// Errors of a rejected input file.
@@ -172,6 +178,7 @@ impl From<Batch> for BatchView {
             usage: batch.output.and(batch.usage).map(BatchUsage::from),
             metadata: batch.metadata,
             webhook: batch.webhook.map(WebhookView::from),
+            archived_at: at(batch.archived_at),
         }
     }
 }
@@ -250,6 +257,8 @@ pub(crate) async fn create_batch(
         overdue: false,
         left_by: None,
         reopened: 0,
+        last_end: 0,
+        archived_at: None,
         idempotency_key,
         webhook: new.webhook,
         steps: StepState::default(),
@@ -282,17 +291,143 @@ fn is_same_request(known: &Batch, new: &Batch) -> bool {
         && known.output_expires_s == new.output_expires_s
 }
 
-/// Lists the tenant's batches.
-#[utoipa::path(get, path = "/v1/batches", tag = "batches", params(ListQuery),
+/// Conditions on the batches of a list. All given conditions must hold.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct BatchListQuery {
+    /// Status of the batch.
+    #[param(nullable = false)]
+    status: Option<String>,
+    /// Its model, with or without a format (`MODEL@FORMAT`).
+    #[param(nullable = false)]
+    model: Option<String>,
+    /// Text in its id or in the name of its input file. The latest 10,000 batches are searched for it, for the model and for
+    /// metadata.
+    #[param(nullable = false)]
+    search: Option<String>,
+    /// `true`: archived batches, and no others.
+    #[param(nullable = false, value_type = Option<bool>)]
+    archived: Option<String>,
+    /// Earliest creation time, in milliseconds since 1970.
+    #[param(nullable = false, value_type = Option<i64>)]
+    from_ms: Option<String>,
+    /// End of the creation times (exclusive), in milliseconds since 1970.
+    #[param(nullable = false, value_type = Option<i64>)]
+    to_ms: Option<String>,
+}
+
+/// Lists the tenant's batches. `metadata[NAME]=VALUE` is a condition, too, and may come several times.
+#[utoipa::path(get, path = "/v1/batches", tag = "batches", params(ListQuery, BatchListQuery,
+        ("metadata" = Option<HashMap<String, String>>, Query, style = DeepObject, explode, nullable = false,
+            description = "Pairs of its metadata")),
     responses((status = 200, description = "The latest first", body = List<BatchView>)))]
 pub(crate) async fn list(
     Call { app, caller }: Call,
-    QueryParams(query): QueryParams<ListQuery>,
+    QueryParams(params): QueryParams<Vec<(String, String)>>,
 ) -> JsonResult<List<BatchView>> {
-    let page: Page<BatchId> = query.page(LIST_DEFAULT, LIST_MAX)?;
-    let batches = app.store.batches(&caller.tenant, page).await?;
+    let (metadata, mut query) = batch_conditions::split(params)?;
+    let of_page: Map<String, Value> = ["limit", "after", "order"]
+        .into_iter()
+        .filter_map(|param| query.swap_remove(param).map(|value| (param.to_owned(), value)))
+        .collect();
+    let page: ListQuery = from_query(of_page)?;
+    let page: Page<BatchId> = page.page(LIST_DEFAULT, LIST_MAX)?;
+    let query: BatchListQuery = from_query(query)?;
+    let conditions = BatchConditions {
+        tenant: Some(caller.tenant),
+        state: ("status", query.status.as_deref()),
+        metadata,
+        model: query.model.as_deref(),
+        search: query.search.as_deref(),
+        archived: query.archived.as_deref(),
+        from_ms: query.from_ms.as_deref(),
+        to_ms: query.to_ms.as_deref(),
+    };
+    let batches = app.store.find_batches(&conditions.filter()?, page).await?;
     let batches = batches.into_iter().map(BatchView::from).collect();
     Ok(Json(List::new(&page, batches, |batch| &batch.id)))
+}
+
+/// Archives a batch that has ended: lists leave it out, except with `archived=true`.
+#[utoipa::path(post, path = "/v1/batches/{id}/archive", tag = "batches",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "The batch", body = BatchView)))]
+pub(crate) async fn archive(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+) -> JsonResult<BatchView> {
+    Ok(Json(archive_batch(&app, &caller, &id, true).await?.into()))
+}
+
+/// Takes a batch back from the archive.
+#[utoipa::path(post, path = "/v1/batches/{id}/unarchive", tag = "batches",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "The batch", body = BatchView)))]
+pub(crate) async fn unarchive(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+) -> JsonResult<BatchView> {
+    Ok(Json(archive_batch(&app, &caller, &id, false).await?.into()))
+}
+
+/// Archives a batch of the caller's tenant, or takes it back.
+pub(crate) async fn archive_batch(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    archived: bool,
+) -> Result<Batch, ApiError> {
+    let unknown = || ApiError::not_found("batch", id);
+    let batch: BatchId = id.parse().map_err(|_| unknown())?;
+    let batch = app.store.archive_batch(&caller.tenant, batch, archived).await?;
+    let batch = batch.ok_or_else(unknown)?;
+    match batch.state.is_terminal() {
+        true => Ok(batch),
+        false => Err(unfinished(batch.state, "archived")),
+    }
+}
+
+fn unfinished(state: BatchState, done: &str) -> ApiError {
+    let state = state.as_str();
+    let message =
+        format!("a batch in state '{state}' cannot be {done}: cancel it, or wait for its end");
+    ApiError::conflict("batch_unfinished", &message)
+}
+
+/// A deleted batch.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct BatchDeleted {
+    id: String,
+    object: &'static str,
+    deleted: bool,
+}
+
+/// Deletes a batch that has ended, with its results and output files, and its input file if no other batch has it.
+#[utoipa::path(delete, path = "/v1/batches/{id}", tag = "batches", params(("id" = String, Path)),
+    responses((status = 200, description = "The batch is deleted", body = BatchDeleted),
+        (status = 409, description = "The batch runs", body = ErrorResponse)))]
+pub(crate) async fn remove(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+) -> JsonResult<BatchDeleted> {
+    delete_batch(&app, &caller, &id).await?;
+    Ok(Json(BatchDeleted { id, object: "batch", deleted: true }))
+}
+
+/// Deletes a batch of the caller's tenant that has ended.
+pub(crate) async fn delete_batch(app: &App, caller: &Caller, id: &str) -> Result<(), ApiError> {
+    let unknown = || ApiError::not_found("batch", id);
+    let batch: BatchId = id.parse().map_err(|_| unknown())?;
+    match app.store.delete_batch(&caller.tenant, batch).await? {
+        BatchDeletion::NotFound => Err(unknown()),
+        BatchDeletion::Unfinished(state) => Err(unfinished(state, "deleted")),
+        BatchDeletion::Deleted => {
+            app.batch_deleted.notify_one();
+            tracing::info!(key = %caller.key, %batch, "batch deleted");
+            Ok(())
+        }
+    }
 }
 
 /// Returns a batch.

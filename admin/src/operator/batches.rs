@@ -12,12 +12,13 @@ use super::{
 };
 use crate::{
     ApiError, App, Call, Caller, JsonResult, QueryParams,
+    batch_conditions::BatchConditions,
     extract::OptionalBody,
     openai::{
         batches::{self, BatchView},
         schemas::PauseRequest,
     },
-    store::{Batch, BatchId, BatchState, batch_changes::BatchChange, batches::BatchFilter},
+    store::{Batch, BatchId, batch_changes::BatchChange},
 };
 
 /// Conditions on batches, and a page of the list. All given conditions must hold.
@@ -32,9 +33,24 @@ pub(crate) struct BatchQuery {
     /// `cancelled`.
     #[param(nullable = false)]
     state: Option<String>,
-    /// A pair of its metadata, `NAME=VALUE`. The latest 10,000 batches are searched.
+    /// A pair of its metadata, `NAME=VALUE`. The latest 10,000 batches are searched for it, for the model and for a text.
     #[param(nullable = false)]
     metadata: Option<String>,
+    /// Its model, with or without a format (`MODEL@FORMAT`).
+    #[param(nullable = false)]
+    model: Option<String>,
+    /// Text in its id or in the name of its input file.
+    #[param(nullable = false)]
+    search: Option<String>,
+    /// `true`: archived batches, and no others.
+    #[param(nullable = false, value_type = Option<bool>)]
+    archived: Option<String>,
+    /// Earliest creation time, in milliseconds since 1970.
+    #[param(nullable = false, value_type = Option<i64>)]
+    from_ms: Option<String>,
+    /// End of the creation times (exclusive), in milliseconds since 1970.
+    #[param(nullable = false, value_type = Option<i64>)]
+    to_ms: Option<String>,
     /// Most batches to return.
     #[param(nullable = false, value_type = Option<u64>, minimum = 1, maximum = 200)]
     limit: Option<String>,
@@ -73,15 +89,21 @@ pub(crate) async fn list(
     Call { app, .. }: Call,
     QueryParams(query): QueryParams<BatchQuery>,
 ) -> JsonResult<BatchList> {
-    let BatchQuery { tenant, state, metadata, limit, after } = query;
-    let limit = number("limit", limit.as_deref(), LIST_DEFAULT, LIST_MAX)? as u32;
-    let after: Option<BatchId> = parsed("after", "a batch id", after.as_deref())?;
-    let state: Option<BatchState> = parsed("state", "a state of batches", state.as_deref())?;
-    let tenant = tenant.as_deref().map(params::tenant).transpose()?;
-    let metadata = metadata.as_deref().map(metadata::pair).transpose()?;
+    let limit = number("limit", query.limit.as_deref(), LIST_DEFAULT, LIST_MAX)? as u32;
+    let after: Option<BatchId> = parsed("after", "a batch id", query.after.as_deref())?;
+    let metadata = query.metadata.as_deref().map(metadata::pair).transpose()?;
+    let conditions = BatchConditions {
+        tenant: query.tenant.as_deref().map(params::tenant).transpose()?,
+        state: ("state", query.state.as_deref()),
+        metadata: metadata.into_iter().collect(),
+        model: query.model.as_deref(),
+        search: query.search.as_deref(),
+        archived: query.archived.as_deref(),
+        from_ms: query.from_ms.as_deref(),
+        to_ms: query.to_ms.as_deref(),
+    };
     let page = Page { after, limit: limit + 1, ascending: false };
-    let filter = BatchFilter { tenant, state, metadata };
-    let mut found = app.store.find_batches(&filter, page).await?;
+    let mut found = app.store.find_batches(&conditions.filter()?, page).await?;
     let has_more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let next = found.last().filter(|_| has_more).map(|batch| batch.id.to_string());

@@ -10,7 +10,10 @@ use tritmill_queue::store::{
 
 use crate::{
     ApiError, App,
-    store::{BatchId, batches::BatchFilter},
+    store::{
+        BatchId,
+        batches::{BatchFilter, BatchSearch},
+    },
 };
 
 /// Parses a pair, `NAME=VALUE`.
@@ -37,7 +40,8 @@ pub(crate) fn condition(text: &str) -> Result<MetadataFilter, ApiError> {
 pub(crate) async fn with_batches(app: &App, mut filter: JobFilter) -> Result<JobFilter, ApiError> {
     let Some(wanted) = &mut filter.metadata else { return Ok(filter) };
     let (tenant, pair) = (filter.tenant.clone(), (wanted.name.clone(), wanted.value.clone()));
-    let batches = BatchFilter { tenant, metadata: Some(pair), ..BatchFilter::default() };
+    let search = BatchSearch { metadata: vec![pair], ..BatchSearch::default() };
+    let batches = BatchFilter { tenant, search, ..BatchFilter::default() };
     let after = filter.to.map(BatchId::first_of);
     let page = Page { after, limit: RANGES_MAX as u32 + 1, ascending: false };
     let mut found = app.store.find_batches(&batches, page).await?;

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::metadata;
 use crate::{
     ApiError, App, Caller,
+    extract::from_query,
     store::{BatchId, KeyRole},
 };
 
@@ -142,8 +143,7 @@ impl Filter {
                 *value = ms.into();
             }
         }
-        let invalid = |error| ApiError::invalid("invalid_query", format!("invalid query: {error}"));
-        serde_json::from_value(Value::Object(query)).map_err(invalid)
+        from_query(query)
     }
 
     /// Converts it for the store. Callers other than operators are limited to their own tenant.

@@ -205,6 +205,7 @@ fn reopen(batch: &mut Batch, lines: RerunLines, now: Timestamp) {
         _ => batch.left_by,
     };
     batch.reopened = batch.reopened.saturating_add(1);
+    batch.archived_at = None;
     batch.expires_at = now.after(batch.window());
     (batch.overdue, batch.submitted) = (false, FilePosition::default());
     batch.errors.clear();

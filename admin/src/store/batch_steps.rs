@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use tritmill_queue::{Claimant, Job, JobId, StoreError, Tenant, Timestamp};
 
 use super::{
+    batch_ends::LineEnd,
     batches::{Batch, BatchId},
     files::FileId,
 };
@@ -73,6 +74,8 @@ pub struct BatchWrites<'a> {
     pub replaced: &'a [FileId],
     /// Lines that were validated: hashes of their `custom_id`s, and their numbers.
     pub custom_ids: &'a [(CustomIdHash, u32)],
+    /// Lines that ended, in the order of their numbers. [`Batch::last_end`] counts them already.
+    pub ends: &'a [LineEnd],
 }
 
 /// Bounds of a claim of webhooks.

@@ -47,6 +47,11 @@ impl BatchId {
         Self(Uuid::from(JobId::first_of(at)))
     }
 
+    /// Returns the id in a column.
+    pub(super) const fn of_column(id: Uuid) -> Self {
+        Self(id)
+    }
+
     /// Generates a new id. The generator counts in the bits above the last 32, so no other id of this
     /// process is in the range of the batch's jobs.
     pub fn generate() -> Self {
@@ -255,6 +260,9 @@ pub struct Batch {
     /// How often it was opened again.
     #[serde(default)]
     pub reopened: u32,
+    /// The last number of a line that ended: see [`batch_ends`](super::batch_ends).
+    #[serde(default)]
+    pub last_end: u64,
     /// Idempotency key from its creator: a tenant has one batch per key.
     #[serde(default)]
     pub idempotency_key: Option<String>,
@@ -264,6 +272,10 @@ pub struct Batch {
     /// What the next step continues from.
     #[serde(default)]
     pub steps: StepState,
+    /// Time since which it is archived. A column of its own has it, so that no step of the batch changes it; claimed batches
+    /// do not have it.
+    #[serde(skip)]
+    pub archived_at: Option<Timestamp>,
 }
 
 impl Batch {
@@ -335,8 +347,34 @@ pub struct BatchFilter {
     pub tenant: Option<Tenant>,
     /// State of the batch.
     pub state: Option<BatchState>,
-    /// A pair of its metadata; only the latest [`SCAN_MAX`] batches are searched for it.
-    pub metadata: Option<(String, String)>,
+    /// Whether it is archived.
+    pub archived: Option<bool>,
+    /// Time of its creation: from, and before.
+    pub created: (Option<Timestamp>, Option<Timestamp>),
+    /// What only the latest [`SCAN_MAX`] batches are searched for that match the other conditions.
+    pub search: BatchSearch,
+}
+
+/// Conditions that every batch is tested for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BatchSearch {
+    /// Pairs of its metadata.
+    pub metadata: Vec<(String, String)>,
+    /// Its model, with or without a format (`MODEL@FORMAT`).
+    pub model: Option<String>,
+    /// Text in its id or in the name of its input file, whatever the case of its letters.
+    pub text: Option<String>,
+}
+
+/// Result of [`delete_batch`](Batches::delete_batch).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BatchDeletion {
+    /// The batch was deleted.
+    Deleted,
+    /// The tenant has no such batch.
+    NotFound,
+    /// The batch is in this state, in which it runs.
+    Unfinished(BatchState),
 }
 
 /// Batches in a store.
@@ -352,12 +390,7 @@ pub trait Batches: Send + Sync {
     /// Returns a batch of any tenant; for operators.
     async fn batch_of_any_tenant(&self, id: BatchId) -> Result<Option<Batch>, StoreError>;
 
-    /// Returns batches of a tenant, the newest first unless the page says otherwise.
-    async fn batches(&self, tenant: &Tenant, page: Page<BatchId>)
-    -> Result<Vec<Batch>, StoreError>;
-
-    /// Returns batches of all tenants that match a filter, the newest first; for operators. The page's
-    /// order is ignored.
+    /// Returns batches that match a filter, the newest first unless the page says otherwise.
     async fn find_batches(
         &self,
         filter: &BatchFilter,
@@ -374,6 +407,23 @@ pub trait Batches: Send + Sync {
         change: &BatchChange,
         open_max: u32,
     ) -> Result<Option<Changed>, StoreError>;
+
+    /// Archives a batch of a tenant that has ended, or takes it back. Returns the batch as it is afterwards: one that
+    /// runs is not archived.
+    async fn archive_batch(
+        &self,
+        tenant: &Tenant,
+        id: BatchId,
+        archived: bool,
+    ) -> Result<Option<Batch>, StoreError>;
+
+    /// Deletes a batch of a tenant that has ended, with its output files, and its input file if no other batch has it. Its jobs
+    /// and results follow: see [`erase_deleted_batches`](Self::erase_deleted_batches).
+    async fn delete_batch(&self, tenant: &Tenant, id: BatchId)
+    -> Result<BatchDeletion, StoreError>;
+
+    /// Deletes some jobs or ends of deleted batches. Returns whether there may be more.
+    async fn erase_deleted_batches(&self) -> Result<bool, StoreError>;
 }
 
 #[cfg(test)]

@@ -9,12 +9,13 @@ use tritmill_queue::{
 use uuid::Uuid;
 
 use super::{
-    ApiKey, Audit, Batch, BatchId, BatchSteps, Batches, CallKeys, FileId, Files, KeyHash, Keys,
-    Sessions, Tenants,
+    ApiKey, Audit, Batch, BatchEnds, BatchId, BatchSteps, Batches, CallKeys, FileId, Files,
+    KeyHash, Keys, Sessions, Tenants,
     audit::AuditEntry,
     batch_changes::{BatchChange, Changed},
+    batch_ends::{EndsPage, KnownEnd, LineEnd},
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
-    batches::{BatchFilter, Creation},
+    batches::{BatchDeletion, BatchFilter, Creation},
     call_keys::{CallKey, KeyedCall},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
@@ -64,11 +65,18 @@ measured! {
         fn create_batch(batch: &Batch, open_max: u32) -> Result<Creation, StoreError>;
         fn batch(tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
         fn batch_of_any_tenant(id: BatchId) -> Result<Option<Batch>, StoreError>;
-        fn batches(tenant: &Tenant, page: Page<BatchId>) -> Result<Vec<Batch>, StoreError>;
         fn find_batches(filter: &BatchFilter, page: Page<BatchId>)
             -> Result<Vec<Batch>, StoreError>;
         fn change_batch(tenant: &Tenant, id: BatchId, change: &BatchChange, open_max: u32)
             -> Result<Option<Changed>, StoreError>;
+        fn archive_batch(tenant: &Tenant, id: BatchId, archived: bool)
+            -> Result<Option<Batch>, StoreError>;
+        fn delete_batch(tenant: &Tenant, id: BatchId) -> Result<BatchDeletion, StoreError>;
+        fn erase_deleted_batches() -> Result<bool, StoreError>;
+    }
+    BatchEnds {
+        fn ends(id: BatchId, page: EndsPage<'_>) -> Result<Vec<(u64, LineEnd)>, StoreError>;
+        fn known_ends(id: BatchId, lines: &[u32]) -> Result<Vec<KnownEnd>, StoreError>;
     }
     BatchSteps {
         fn claim_batches(which: Claimable, by: Claimant<'_>, max: u32)
@@ -112,6 +120,7 @@ mod tests {
             include_str!("sessions.rs"),
             include_str!("files.rs"),
             include_str!("batches.rs"),
+            include_str!("batch_ends.rs"),
             include_str!("batch_steps.rs"),
             include_str!("audit.rs"),
             include_str!("tenants.rs"),

@@ -30,17 +30,44 @@ macro_rules! any_text {
     };
 }
 
-/// Whether the batch in a text column has a pair of metadata.
+/// Matches any line of a [`line_list`].
+macro_rules! any_line {
+    ($parameter:literal) => {
+        concat!("= ANY(", $parameter, ")")
+    };
+}
+
+/// Whether the document `batch` has all pairs of metadata of a JSON object.
 macro_rules! has_metadata {
-    ($column:literal, $name:literal, $value:literal) => {
+    ($parameter:literal) => {
         concat!(
-            $column,
-            "::jsonb -> 'metadata' @> jsonb_build_object(",
-            $name,
-            "::text, ",
-            $value,
-            "::text)"
+            "(",
+            $parameter,
+            "::text = '{}' OR batch::jsonb -> 'metadata' @> ",
+            $parameter,
+            "::text::jsonb)"
         )
+    };
+}
+
+/// A part of the name of the queue of the document `batch`.
+macro_rules! of_queue {
+    ($part:literal) => {
+        concat!("(batch::jsonb -> 'queue' ->> '", $part, "')")
+    };
+}
+
+/// The id of a batch as the API writes it.
+macro_rules! batch_name {
+    () => {
+        "'batch_' || replace(id::text, '-', '')"
+    };
+}
+
+/// Whether a text contains another one, whatever the case of its letters.
+macro_rules! has_text {
+    ($text:expr, $parameter:literal) => {
+        concat!("strpos(lower(", $text, "), lower(", $parameter, ")) > 0")
     };
 }
 
@@ -68,8 +95,22 @@ SELECT $1, decode(pair ->> 0, 'hex'), (pair ->> 1)::bigint
 FROM jsonb_array_elements($2::text::jsonb) AS pair
 ON CONFLICT (batch_id, custom_id) DO NOTHING";
 
+/// Adds a JSON list of ends of lines; a line that has one already gets another.
+pub(super) const ADD_ENDS: &str = "
+INSERT INTO batch_ends (batch_id, line, seq, state, ended_at, output)
+SELECT $1, (item ->> 'line')::bigint, (item ->> 'seq')::bigint, item ->> 'state',
+       (item ->> 'ended_at')::bigint, item ->> 'output'
+FROM jsonb_array_elements($2::text::jsonb) AS item
+ON CONFLICT (batch_id, line) DO UPDATE SET seq = excluded.seq, state = excluded.state,
+    ended_at = excluded.ended_at, output = excluded.output";
+
 /// Keeps other transactions from adding keys.
 pub(super) const LOCK_KEYS: &str = "LOCK TABLE api_keys IN EXCLUSIVE MODE";
+
+/// Returns a list of lines for `any_line`.
+pub(super) fn line_list(lines: &[u32]) -> Vec<i64> {
+    lines.iter().copied().map(i64::from).collect()
+}
 
 /// Returns a list of bytes for `any_of`.
 pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> Vec<&[u8]> {

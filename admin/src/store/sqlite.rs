@@ -34,18 +34,44 @@ macro_rules! any_text {
     };
 }
 
-/// Whether the batch in a text column has a pair of metadata.
+/// Matches any line of a [`line_list`].
+macro_rules! any_line {
+    ($parameter:literal) => {
+        concat!("IN (SELECT value FROM json_each(", $parameter, "))")
+    };
+}
+
+/// Whether the document `batch` has all pairs of metadata of a JSON object.
 macro_rules! has_metadata {
-    ($column:literal, $name:literal, $value:literal) => {
+    ($parameter:literal) => {
         concat!(
-            "EXISTS (SELECT 1 FROM json_each(",
-            $column,
-            ", '$.metadata') WHERE key = ",
-            $name,
-            " AND value = ",
-            $value,
-            ")"
+            "NOT EXISTS (SELECT 1 FROM json_each(",
+            $parameter,
+            ") AS wanted WHERE NOT EXISTS (
+                 SELECT 1 FROM json_each(batch, '$.metadata') AS given
+                 WHERE given.key = wanted.key AND given.value = wanted.value))"
         )
+    };
+}
+
+/// A part of the name of the queue of the document `batch`.
+macro_rules! of_queue {
+    ($part:literal) => {
+        concat!("(batch ->> '$.queue.", $part, "')")
+    };
+}
+
+/// The id of a batch as the API writes it.
+macro_rules! batch_name {
+    () => {
+        "'batch_' || hex(id)"
+    };
+}
+
+/// Whether a text contains another one, whatever the case of its letters.
+macro_rules! has_text {
+    ($text:expr, $parameter:literal) => {
+        concat!("instr(lower(", $text, "), lower(", $parameter, ")) > 0")
     };
 }
 
@@ -72,12 +98,26 @@ INSERT INTO batch_custom_ids (batch_id, custom_id, line)
 SELECT $1, unhex(value ->> 0), value ->> 1 FROM json_each($2) WHERE true
 ON CONFLICT (batch_id, custom_id) DO NOTHING";
 
+/// Adds a JSON list of ends of lines; a line that has one already gets another.
+pub(super) const ADD_ENDS: &str = "
+INSERT INTO batch_ends (batch_id, line, seq, state, ended_at, output)
+SELECT $1, value ->> 'line', value ->> 'seq', value ->> 'state', value ->> 'ended_at',
+       value ->> 'output'
+FROM json_each($2) WHERE true
+ON CONFLICT (batch_id, line) DO UPDATE SET seq = excluded.seq, state = excluded.state,
+    ended_at = excluded.ended_at, output = excluded.output";
+
 /// Nothing to lock.
 pub(super) const LOCK_KEYS: &str = "SELECT 1";
 
 /// Returns a list of bytes for `any_of`.
 pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> String {
     to_json(&list.iter().map(|bytes| hex(bytes)).collect::<Vec<_>>())
+}
+
+/// Returns a list of lines for `any_line`.
+pub(super) fn line_list(lines: &[u32]) -> String {
+    to_json(&lines)
 }
 
 /// Releases every batch; the leases count as lost. Only for the one process that owns the file, at its start:

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tritmill_queue::{JobState, Timestamp, Usage};
+use tritmill_queue::{JobState, Timestamp, Usage, store::EndMark};
 
 use super::files::FileId;
 
@@ -45,6 +45,8 @@ pub struct StepState {
     /// Why the database refuses the jobs of lines, by line.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub not_storable: BTreeMap<u32, String>,
+    /// How far the jobs that ended have numbers.
+    pub numbering: NumberingState,
     /// Unfinished output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assembly: Option<AssemblyState>,
@@ -130,6 +132,18 @@ pub fn line_ranges(mut lines: Vec<u32>) -> Vec<(u32, u32)> {
         }
     }
     ranges
+}
+
+/// How far the jobs of a batch that ended have numbers; the default is that none has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NumberingState {
+    /// Where the next pass over the ends begins.
+    pub mark: EndMark,
+    /// Jobs that have a number, as far as they were seen since the first pass began.
+    pub jobs: u64,
+    /// Whether the first pass over all ends is done. Until then every job that is found is a new one.
+    pub is_caught_up: bool,
 }
 
 /// An unfinished validation.

@@ -7,6 +7,8 @@ mod changes;
 #[path = "../../../queue/tests/conformance/mod.rs"]
 mod conformance;
 mod driven;
+mod ends;
+mod lists;
 mod steps;
 #[path = "../../../queue/tests/stores/mod.rs"]
 mod stores;
@@ -76,10 +78,17 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         overdue: false,
         left_by: None,
         reopened: 0,
+        last_end: 0,
+        archived_at: None,
         idempotency_key: None,
         webhook: None,
         steps: StepState::default(),
     }
+}
+
+/// The batches of a tenant.
+fn of(tenant: &Tenant) -> BatchFilter {
+    BatchFilter { tenant: Some(tenant.clone()), ..BatchFilter::default() }
 }
 
 /// Creates a complete file and a batch with it.
@@ -188,8 +197,8 @@ async fn cancelled_batch_ends_its_drivers_claim() {
         assert_eq!(again.state, BatchState::Cancelled);
         assert_eq!(store.delete_file(&acme, new.input).await.unwrap(), FileDeletion::Deleted);
         let page = Page { after: None, limit: 9, ascending: false };
-        assert_eq!(store.batches(&acme, page).await.unwrap().len(), 1);
-        assert!(store.batches(&other, page).await.unwrap().is_empty());
+        assert_eq!(store.find_batches(&of(&acme), page).await.unwrap().len(), 1);
+        assert!(store.find_batches(&of(&other), page).await.unwrap().is_empty());
     })
     .await;
 }
@@ -237,7 +246,7 @@ async fn idempotency_key_makes_one_batch_per_tenant() {
         assert!(matches!(known, Creation::Known(_)), "a known batch is returned at the limit, too");
         assert_eq!(store.create_batch(&keyed(&other), MANY).await.unwrap(), Creation::New);
         let page = Page { after: None, limit: 9, ascending: false };
-        assert_eq!(store.batches(&acme, page).await.unwrap().len(), 2);
+        assert_eq!(store.find_batches(&of(&acme), page).await.unwrap().len(), 2);
     })
     .await;
 }

@@ -126,7 +126,7 @@ async fn operators_find_batches_of_all_tenants_in_pages() {
         }
         cancel(&store, &acme, ids[0]).await;
         let find = async |tenant: Option<&Tenant>, state, after, limit| {
-            let filter = BatchFilter { tenant: tenant.cloned(), state, metadata: None };
+            let filter = BatchFilter { tenant: tenant.cloned(), state, ..BatchFilter::default() };
             let page = Page { after, limit, ascending: false };
             let found = store.find_batches(&filter, page).await.unwrap();
             found.iter().map(|batch| batch.id).collect::<Vec<_>>()

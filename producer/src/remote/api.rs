@@ -237,12 +237,16 @@ impl Api {
 
     /// Opens a file's content as a stream.
     pub async fn content(&self, file: &str) -> Result<Content, RemoteError> {
-        let path = format!("/v1/files/{file}/content");
-        let answer = self.client.send(self.request(Method::GET, &path)?, SILENT_MAX).await?;
+        self.open(&format!("/v1/files/{file}/content")).await
+    }
+
+    /// Opens what is at a path as a stream.
+    pub(super) async fn open(&self, path: &str) -> Result<Content, RemoteError> {
+        let answer = self.client.send(self.request(Method::GET, path)?, SILENT_MAX).await?;
         match answer.status() {
             StatusCode::OK => Ok(Content(answer)),
-            status => Err(match self.read::<Value>(answer, &path).await {
-                Ok(_) => self.unexpected(&path, format!("{status} without a file")),
+            status => Err(match self.read::<Value>(answer, path).await {
+                Ok(_) => self.unexpected(path, format!("{status} without content")),
                 Err(error) => error,
             }),
         }
@@ -258,7 +262,7 @@ impl Api {
         Ok(request.header(AUTHORIZATION, self.authorization.clone()))
     }
 
-    fn unexpected(&self, path: &str, problem: String) -> RemoteError {
+    pub(super) fn unexpected(&self, path: &str, problem: String) -> RemoteError {
         let path = path.split('?').next().unwrap_or(path);
         RemoteError::Unexpected { url: format!("{}{path}", self.base), problem }
     }

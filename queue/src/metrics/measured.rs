@@ -12,8 +12,9 @@ use crate::{
     Store, StoreError, Tenant, Timestamp,
     dispatch::{BacklogByPriority, Demand, Missing, Quotas},
     store::{
-        ChangedJobs, DeadLetters, EndedJob, JobFilter, JobQueries, JobRanges, JobRecord,
-        Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings, RangedJob,
+        ChangedJobs, DeadLetters, EndMark, EndedJob, JobEnds, JobFilter, JobQueries, JobRanges,
+        JobRecord, Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings,
+        RangedJob,
         Serving, Unannounced, WaitingJobs, Workers,
         classes::{ClassError, RegisteredQueue, ResetClassError},
         dead_letters::{DeadLetter, Pace, Replay},
@@ -147,6 +148,10 @@ measured! {
             -> Result<ChangedJobs, StoreError>;
         fn release_range(ids: RangeInclusive<JobId>, expires_at: Timestamp, max: u32)
             -> Result<ChangedJobs, StoreError>;
+        fn ended(ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError>;
+        fn ends_after(ids: RangeInclusive<JobId>, mark: EndMark, max: u32)
+            -> Result<JobEnds, StoreError>;
+        fn ids_in_range(ids: RangeInclusive<JobId>, max: u32) -> Result<Vec<JobId>, StoreError>;
     }
     JobQueries {
         fn jobs(filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError>;

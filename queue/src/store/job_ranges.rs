@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use super::{Progress, StoreError};
 use crate::{
@@ -21,6 +22,62 @@ pub struct EndedJob {
     pub outcome: Option<Outcome>,
     /// Time at which it finished.
     pub finished_at: Timestamp,
+    /// The caller's name for its line of a batch.
+    pub custom_id: Option<String>,
+    /// The key of that line.
+    pub line_key: Option<[u8; 32]>,
+}
+
+/// A place in the order in which jobs end, as the store sees it; the default is before all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndMark {
+    at: i64,
+    id: JobId,
+}
+
+impl Default for EndMark {
+    fn default() -> Self {
+        Self::before_all_of(0)
+    }
+}
+
+impl EndMark {
+    /// The place before all jobs that ended `at`.
+    pub(crate) fn before_all_of(at: i64) -> Self {
+        Self { at, id: JobId::first_of(Timestamp(0)) }
+    }
+
+    /// The place of a job that ended `at`, which counts what the store orders ends by.
+    pub(crate) const fn new(at: i64, id: JobId) -> Self {
+        Self { at, id }
+    }
+
+    /// Returns what the store orders ends by, and the job among those that are equal in that.
+    pub(crate) const fn parts(self) -> (i64, JobId) {
+        (self.at, self.id)
+    }
+}
+
+/// The end of a job, without its outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobEnd {
+    /// The job.
+    pub id: JobId,
+    /// Its terminal state.
+    pub state: JobState,
+    /// Time at which it finished.
+    pub finished_at: Timestamp,
+    /// Its place in the order of ends.
+    pub mark: EndMark,
+}
+
+/// A page of [`ends_after`](JobRanges::ends_after).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobEnds {
+    /// Jobs in the order in which they ended.
+    pub ends: Vec<JobEnd>,
+    /// Where to begin at a later time: before what a transaction may add that is not committed yet.
+    pub resume: EndMark,
 }
 
 /// The state of a job of a range.
@@ -96,4 +153,23 @@ pub trait JobRanges: Send + Sync {
         expires_at: Timestamp,
         max: u32,
     ) -> Result<ChangedJobs, StoreError>;
+
+    /// Returns those of the jobs that are in a terminal state, by ascending id.
+    async fn ended(&self, ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError>;
+
+    /// Returns up to `max` jobs of a range that ended after a mark with an answer or an error, the first first. Cancelled jobs
+    /// are left out. A transaction that takes long may add jobs before a mark that was returned.
+    async fn ends_after(
+        &self,
+        ids: RangeInclusive<JobId>,
+        mark: EndMark,
+        max: u32,
+    ) -> Result<JobEnds, StoreError>;
+
+    /// Returns the ids of up to `max` jobs of a range in any state, the first first.
+    async fn ids_in_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        max: u32,
+    ) -> Result<Vec<JobId>, StoreError>;
 }

@@ -57,6 +57,7 @@ pub fn job() -> Job {
         traceparent: None,
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
+        line_key: None,
         custom_id: None,
     }
 }

@@ -271,6 +271,7 @@ fn job() -> Job {
         traceparent: None,
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
+        line_key: None,
         custom_id: None,
     }
 }

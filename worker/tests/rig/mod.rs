@@ -53,6 +53,7 @@ pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
         traceparent: None,
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
+        line_key: None,
         custom_id: None,
     }
 }

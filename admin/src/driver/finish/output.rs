@@ -6,6 +6,7 @@ use tritmill_queue::{StoreError, Timestamp};
 
 use crate::store::{
     Batch, FileId, FrontStore,
+    batch_ends::LineEnd,
     batch_steps::FileChunk,
     files::{FILE_CHUNK_BYTES, FilePurpose, StoredFile},
     step_state::{AssemblyState, OutputPart},
@@ -20,6 +21,8 @@ pub(super) struct Output {
     pub state: AssemblyState,
     /// Bytes that were added.
     pub written_bytes: u64,
+    /// Lines that were added and had no number.
+    pub ends: Vec<LineEnd>,
     answers: Added,
     errors: Added,
 }
@@ -43,7 +46,7 @@ impl Output {
             tracing::warn!(batch = %batch.id, "unfinished output was swept, writing it again");
             return Ok(Self::default());
         };
-        Ok(Self { state, written_bytes: 0, answers, errors })
+        Ok(Self { state, written_bytes: 0, ends: Vec::new(), answers, errors })
     }
 
     /// Appends a line to one of the files.

@@ -3,7 +3,7 @@
 use tritmill_queue::{JobId, StoreError, Tenant, Timestamp};
 use uuid::Uuid;
 
-use super::{Connection, SqlStore, batches::batch, call_keys, query, rows};
+use super::{Connection, SqlStore, batches::whole, call_keys, query, rows};
 use crate::store::{
     batch_changes::{Applied, BatchChange, Changed, RetryKey},
     batches::{Batch, BatchId},
@@ -17,13 +17,13 @@ pub(super) async fn change(
     (now, open_max): (Timestamp, u32),
 ) -> Result<Option<Changed>, StoreError> {
     let found = concat!(
-        "SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1 AND tenant = $2",
+        "SELECT CAST(batch AS text) AS batch, archived_at FROM batches WHERE id = $1 AND tenant = $2",
         for_update!()
     );
     let mut tx = store.begin().await?;
     let found = query(found).bind(Uuid::from(id)).bind(&tenant.0);
     let Some(row) = found.fetch_optional(&mut *tx).await? else { return Ok(None) };
-    let before: Batch = batch(&row)?;
+    let before = whole(&row)?;
     let mut changed = before.clone();
     if let Some(key) = change.key() {
         match take_key(store, &mut tx, tenant, key).await? {
@@ -84,13 +84,13 @@ async fn open_batches(tx: &mut Connection, tenant: &Tenant, max: u32) -> Result<
     rows::small(&count.fetch_one(tx).await?, "open")
 }
 
-/// Writes a batch, ends the claim of its driver, and makes its next step due.
+/// Writes a batch, ends the claim of its driver, and makes its next step due. It is not archived any more.
 async fn write(tx: &mut Connection, batch: &Batch) -> Result<(), StoreError> {
     let update = concat!(
         "UPDATE batches SET state = $2, batch = ",
         as_json!("$3"),
         ", epoch = epoch + 1, owner = NULL, lease_until = NULL, next_at = 0, lost_leases = 0,
-           hung_steps = 0, webhook_due = NULL, webhook_host = NULL WHERE id = $1"
+           hung_steps = 0, webhook_due = NULL, webhook_host = NULL, archived_at = NULL WHERE id = $1"
     );
     query(update)
         .bind(Uuid::from(batch.id))

@@ -8,8 +8,8 @@ use uuid::Uuid;
 use tritmill_queue::{JobId, StoreError, Tenant, store::Claimant};
 
 use super::{
-    ADD_CUSTOM_IDS, Connection, Query, SqlStore, batch_claims, batches::batch, bytes_list, files,
-    id_list, query, rows, text_list,
+    ADD_CUSTOM_IDS, Connection, Query, SqlStore, batch_claims, batch_ends, batches::batch,
+    bytes_list, files, id_list, query, rows, text_list,
 };
 use crate::store::{
     batch_steps::{
@@ -60,6 +60,7 @@ async fn save_within(
     if !writes.jobs.is_empty() {
         store.insert_jobs(tx, writes.jobs).await?;
     }
+    batch_ends::add(tx, batch, writes.ends).await?;
     write(tx, batch.id, writes).await?;
     Ok(true)
 }

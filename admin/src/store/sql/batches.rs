@@ -4,45 +4,100 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 use tritmill_queue::{
-    Store, StoreError, Tenant,
-    store::{Page, job_queries::SCAN_MAX},
+    Store, StoreError, Tenant, Timestamp,
+    store::{JobRanges as _, Maintenance, Page, job_queries::SCAN_MAX},
 };
 
 use super::{Query, Row, SqlStore, batch_changes, query, rows};
 use crate::store::{
     batch_changes::{BatchChange, Changed},
-    batches::{Batch, BatchFilter, BatchId, BatchState, Batches, Creation},
+    batches::{
+        Batch, BatchDeletion, BatchFilter, BatchId, BatchSearch, BatchState, Batches, Creation,
+    },
 };
 
+/// Jobs and ends that are deleted at once.
+const ERASE_JOBS: u32 = 1000;
+const ERASE_ENDS: i64 = 10_000;
+
+/// Returns the document of a batch.
 pub(super) fn batch(row: &Row) -> Result<Batch, StoreError> {
     rows::document(row, "batch")
 }
 
-/// A page of batches, in one direction.
-macro_rules! page_sql {
-    ($beyond:literal, $order:literal) => {
+/// Returns a batch from its [`columns`].
+pub(super) fn whole(row: &Row) -> Result<Batch, StoreError> {
+    Ok(Batch { archived_at: rows::time_or_none(row, "archived_at")?, ..batch(row)? })
+}
+
+/// The columns of a batch.
+macro_rules! columns {
+    () => {
+        "id, CAST(batch AS text) AS batch, archived_at, input_file_id"
+    };
+}
+
+/// Batches that match the conditions on columns, in one direction.
+macro_rules! listed {
+    ($beyond:literal, $order:literal, $archived:literal) => {
         concat!(
-            "SELECT CAST(batch AS text) AS batch FROM batches
-             WHERE tenant = $1 AND ($2 IS NULL OR id ",
+            "SELECT ",
+            columns!(),
+            " FROM batches
+             WHERE ($1 IS NULL OR tenant = $1) AND ($2 IS NULL OR state = $2)
+               AND ($3 IS NULL OR id ",
             $beyond,
-            " $2) ORDER BY id ",
-            $order,
-            " LIMIT $3"
+            " $3) AND ($4 IS NULL OR id >= $4) AND ($5 IS NULL OR id < $5)",
+            $archived,
+            " ORDER BY id ",
+            $order
         )
     };
 }
 
-/// Batches that match a tenant and a state, the newest first.
-macro_rules! latest_sql {
-    () => {
-        "SELECT id, CAST(batch AS text) AS batch FROM batches
-         WHERE ($1 IS NULL OR tenant = $1) AND ($2 IS NULL OR state = $2)
-           AND ($3 IS NULL OR id < $3) ORDER BY id DESC"
+/// The statements that list and that search, in one direction.
+macro_rules! both {
+    ($beyond:literal, $order:literal, $archived:literal) => {
+        [
+            concat!(listed!($beyond, $order, $archived), " LIMIT $6"),
+            concat!(
+                "SELECT batch, archived_at FROM (",
+                listed!($beyond, $order, $archived),
+                " LIMIT $7) AS latest WHERE ",
+                has_metadata!("$8"),
+                " AND ($9 IS NULL OR ",
+                of_queue!("model"),
+                " = $9 OR ",
+                of_queue!("model"),
+                " || '@' || ",
+                of_queue!("format"),
+                " = $9) AND ($10 IS NULL OR ",
+                has_text!(batch_name!(), "$10"),
+                " OR EXISTS (SELECT 1 FROM files WHERE files.id = latest.input_file_id AND ",
+                has_text!("filename", "$10"),
+                ")) ORDER BY id ",
+                $order,
+                " LIMIT $6"
+            ),
+        ]
     };
 }
 
+/// Returns the statement that lists, or the one that searches.
+fn list_sql(ascending: bool, archived: Option<bool>, is_search: bool) -> &'static str {
+    let both = match (ascending, archived) {
+        (false, None) => both!("<", "DESC", ""),
+        (false, Some(false)) => both!("<", "DESC", " AND archived_at IS NULL"),
+        (false, Some(true)) => both!("<", "DESC", " AND archived_at IS NOT NULL"),
+        (true, None) => both!(">", "ASC", ""),
+        (true, Some(false)) => both!(">", "ASC", " AND archived_at IS NULL"),
+        (true, Some(true)) => both!(">", "ASC", " AND archived_at IS NOT NULL"),
+    };
+    both[usize::from(is_search)]
+}
+
 async fn read(store: &SqlStore, found: Query<'_>) -> Result<Vec<Batch>, StoreError> {
-    store.fetch_all(found).await?.iter().map(batch).collect()
+    store.fetch_all(found).await?.iter().map(whole).collect()
 }
 
 #[async_trait]
@@ -70,37 +125,24 @@ impl Batches for SqlStore {
         if self.execute(insert).await? == 1 {
             return Ok(Creation::New);
         }
-        let known = query(
-            "SELECT CAST(batch AS text) AS batch FROM batches
-             WHERE tenant = $1 AND idempotency_key = $2",
-        );
+        let known = query(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM batches WHERE tenant = $1 AND idempotency_key = $2"
+        ));
         let known = known.bind(&new.tenant.0).bind(&new.idempotency_key);
-        let known = self.fetch_optional(known).await?.as_ref().map(batch).transpose()?;
+        let known = self.fetch_optional(known).await?.as_ref().map(whole).transpose()?;
         Ok(known.map_or(Creation::Full, |known| Creation::Known(Box::new(known))))
     }
 
     async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError> {
-        let found =
-            query("SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1 AND tenant = $2");
-        Ok(read(self, found.bind(Uuid::from(id)).bind(&tenant.0)).await?.pop())
+        let found = concat!("SELECT ", columns!(), " FROM batches WHERE id = $1 AND tenant = $2");
+        Ok(read(self, query(found).bind(Uuid::from(id)).bind(&tenant.0)).await?.pop())
     }
 
     async fn batch_of_any_tenant(&self, id: BatchId) -> Result<Option<Batch>, StoreError> {
-        let found = query("SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1");
-        Ok(read(self, found.bind(Uuid::from(id))).await?.pop())
-    }
-
-    async fn batches(
-        &self,
-        tenant: &Tenant,
-        page: Page<BatchId>,
-    ) -> Result<Vec<Batch>, StoreError> {
-        let found = if page.ascending { page_sql!(">", "ASC") } else { page_sql!("<", "DESC") };
-        let found = query(found)
-            .bind(&tenant.0)
-            .bind(page.after.map(Uuid::from))
-            .bind(i64::from(page.limit));
-        read(self, found).await
+        let found = concat!("SELECT ", columns!(), " FROM batches WHERE id = $1");
+        Ok(read(self, query(found).bind(Uuid::from(id))).await?.pop())
     }
 
     async fn find_batches(
@@ -108,23 +150,22 @@ impl Batches for SqlStore {
         filter: &BatchFilter,
         page: Page<BatchId>,
     ) -> Result<Vec<Batch>, StoreError> {
-        let found = match filter.metadata {
-            None => concat!(latest_sql!(), " LIMIT $4"),
-            Some(_) => concat!(
-                "SELECT batch FROM (",
-                latest_sql!(),
-                " LIMIT $5) AS latest WHERE ",
-                has_metadata!("batch", "$6", "$7"),
-                " ORDER BY id DESC LIMIT $4"
-            ),
-        };
-        let mut found = query(found)
-            .bind(filter.tenant.as_ref().map(|tenant| &tenant.0))
-            .bind(filter.state.map(BatchState::as_str))
+        let BatchFilter { tenant, state, archived, created: (from, to), search } = filter;
+        let is_search = *search != BatchSearch::default();
+        let first_of = |at: &Timestamp| Uuid::from(BatchId::first_of(*at));
+        let mut found = query(list_sql(page.ascending, *archived, is_search))
+            .bind(tenant.as_ref().map(|tenant| &tenant.0))
+            .bind(state.map(BatchState::as_str))
             .bind(page.after.map(Uuid::from))
+            .bind(from.as_ref().map(first_of))
+            .bind(to.as_ref().map(first_of))
             .bind(i64::from(page.limit));
-        if let Some((name, value)) = &filter.metadata {
-            found = found.bind(i64::from(SCAN_MAX)).bind(name).bind(value);
+        if is_search {
+            let pairs =
+                search.metadata.iter().map(|(name, value)| (name.clone(), value.clone().into()));
+            let pairs: serde_json::Map<String, serde_json::Value> = pairs.collect();
+            found = found.bind(i64::from(SCAN_MAX)).bind(rows::to_json(&pairs));
+            found = found.bind(&search.model).bind(&search.text);
         }
         read(self, found).await
     }
@@ -138,5 +179,80 @@ impl Batches for SqlStore {
     ) -> Result<Option<Changed>, StoreError> {
         let now = Store::now(self).await?;
         self.within(batch_changes::change(self, (tenant, id), change, (now, open_max))).await
+    }
+
+    async fn archive_batch(
+        &self,
+        tenant: &Tenant,
+        id: BatchId,
+        archived: bool,
+    ) -> Result<Option<Batch>, StoreError> {
+        let update = concat!(
+            "UPDATE batches SET archived_at = CASE WHEN $4 THEN coalesce(archived_at, ",
+            now!(),
+            ") END WHERE id = $2 AND tenant = $3
+               AND state IN ('completed', 'failed', 'expired', 'cancelled')"
+        );
+        let update = query(update).bind(self.clock_parameter()).bind(Uuid::from(id));
+        self.execute(update.bind(&tenant.0).bind(archived)).await?;
+        self.batch(tenant, id).await
+    }
+
+    async fn delete_batch(
+        &self,
+        tenant: &Tenant,
+        id: BatchId,
+    ) -> Result<BatchDeletion, StoreError> {
+        let found = concat!(
+            "SELECT CAST(batch AS text) AS batch FROM batches WHERE id = $1 AND tenant = $2",
+            for_update!()
+        );
+        let delete_files = "DELETE FROM files WHERE tenant = $1 AND (id = $2 OR id = $3 OR (id = $4 AND NOT EXISTS (
+                 SELECT 1 FROM batches WHERE input_file_id = files.id)))";
+        self.within(async {
+            let mut tx = self.begin().await?;
+            let found = query(found).bind(Uuid::from(id)).bind(&tenant.0);
+            let row = found.fetch_optional(&mut *tx).await?;
+            let Some(found) = row.as_ref().map(batch).transpose()? else {
+                return Ok(BatchDeletion::NotFound);
+            };
+            if !found.state.is_terminal() {
+                return Ok(BatchDeletion::Unfinished(found.state));
+            }
+            for statement in [
+                "INSERT INTO deleted_batches (id) VALUES ($1) ON CONFLICT (id) DO NOTHING",
+                "DELETE FROM batches WHERE id = $1",
+            ] {
+                query(statement).bind(Uuid::from(id)).execute(&mut *tx).await?;
+            }
+            query(delete_files)
+                .bind(&tenant.0)
+                .bind(found.output.map(|file| file.0))
+                .bind(found.error_file.map(|file| file.0))
+                .bind(found.input.0)
+                .execute(&mut *tx)
+                .await?;
+            tx.commit().await?;
+            Ok(BatchDeletion::Deleted)
+        })
+        .await
+    }
+
+    async fn erase_deleted_batches(&self) -> Result<bool, StoreError> {
+        let next = query("SELECT id FROM deleted_batches ORDER BY id LIMIT 1");
+        let Some(row) = self.fetch_optional(next).await? else { return Ok(false) };
+        let id = BatchId::of_column(rows::get(&row, "id")?);
+        let jobs = self.ids_in_range(id.all_jobs(), ERASE_JOBS).await?;
+        if !jobs.is_empty() {
+            Maintenance::delete_jobs(self, &jobs).await?;
+            return Ok(true);
+        }
+        let ends = "DELETE FROM batch_ends WHERE batch_id = $1 AND line IN
+             (SELECT line FROM batch_ends WHERE batch_id = $1 LIMIT $2)";
+        if self.execute(query(ends).bind(Uuid::from(id)).bind(ERASE_ENDS)).await? == 0 {
+            let done = query("DELETE FROM deleted_batches WHERE id = $1").bind(Uuid::from(id));
+            self.execute(done).await?;
+        }
+        Ok(true)
     }
 }

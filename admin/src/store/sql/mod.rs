@@ -13,6 +13,7 @@ macro_rules! unfinished {
 mod audit;
 mod batch_changes;
 mod batch_claims;
+mod batch_ends;
 mod batch_steps;
 mod batches;
 mod call_keys;
@@ -22,6 +23,6 @@ mod sessions;
 mod tenants;
 
 use super::{
-    ADD_CUSTOM_IDS, LOCK_KEYS, SqlStore, bytes_list,
+    ADD_CUSTOM_IDS, ADD_ENDS, LOCK_KEYS, SqlStore, bytes_list, line_list,
     tables::{Connection, Query, Row, id_list, query, rows, storable, text_list},
 };

@@ -96,6 +96,9 @@ impl Tenants for SqlStore {
     /// Keys go first, so that no more requests are accepted; then batches, which submit jobs.
     async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
         let mut erased = Erased::default();
+        let ends =
+            "DELETE FROM batch_ends WHERE batch_id IN (SELECT id FROM batches WHERE tenant = $1)";
+        self.execute(query(ends).bind(&tenant.0)).await?;
         for (statement, count) in [
             ("DELETE FROM api_keys WHERE tenant = $1", &mut erased.keys),
             ("DELETE FROM batches WHERE tenant = $1", &mut erased.batches),

@@ -57,6 +57,13 @@ macro_rules! all_jobs {
     };
 }
 
+/// What the ends of jobs are ordered by: their time, since Postgres does not keep the order of commits.
+macro_rules! end_mark {
+    () => {
+        "finished_at"
+    };
+}
+
 /// Locks the selected rows.
 macro_rules! for_update {
     () => {
@@ -70,6 +77,9 @@ macro_rules! for_share {
         " FOR SHARE"
     };
 }
+
+/// How much later than its [`end_mark`] the end of a job may be seen, without notice: two seconds.
+pub(super) const ENDS_COMMITTED_LATE: i64 = 2000;
 
 pub(super) type Db = Postgres;
 

@@ -14,7 +14,7 @@ use crate::{
     job::{JobId, Timestamp},
     store::{
         Progress, StoreError,
-        job_ranges::{ChangedJobs, EndedJob, JobRanges, RangedJob},
+        job_ranges::{ChangedJobs, EndMark, EndedJob, JobEnd, JobEnds, JobRanges, RangedJob},
     },
 };
 
@@ -72,6 +72,25 @@ async fn find(
     Ok((found, more))
 }
 
+fn ended(row: &Row) -> Result<EndedJob, StoreError> {
+    let key: Option<&[u8]> = rows::get(row, "line_key")?;
+    let key = key.map(|key| key.try_into().map_err(|error| rows::damaged("line_key", error)));
+    Ok(EndedJob {
+        id: rows::id(row, "id")?,
+        state: rows::state(row)?,
+        outcome: dialect::outcome(row)?.0,
+        finished_at: rows::time(row, "finished_at")?,
+        custom_id: rows::get(row, "custom_id")?,
+        line_key: key.transpose()?,
+    })
+}
+
+fn end(row: &Row) -> Result<JobEnd, StoreError> {
+    let id = rows::id(row, "id")?;
+    let mark = EndMark::new(rows::integer(row, "mark")?, id);
+    Ok(JobEnd { id, state: rows::state(row)?, finished_at: rows::time(row, "finished_at")?, mark })
+}
+
 #[async_trait]
 impl JobRanges for SqlStore {
     async fn range_progress(&self, ids: RangeInclusive<JobId>) -> Result<Progress, StoreError> {
@@ -115,20 +134,12 @@ impl JobRanges for SqlStore {
         ids: RangeInclusive<JobId>,
     ) -> Result<Vec<EndedJob>, StoreError> {
         let found = query(
-            "SELECT jobs.id, state, outcome, finished_at
+            "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key
              FROM jobs JOIN results ON results.job_id = jobs.id
                   AND results.job_id BETWEEN $1 AND $2
              WHERE jobs.id BETWEEN $1 AND $2 ORDER BY jobs.id",
         );
         let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
-        let ended = |row| {
-            Ok(EndedJob {
-                id: rows::id(row, "id")?,
-                state: rows::state(row)?,
-                outcome: dialect::outcome(row)?.0,
-                finished_at: rows::time(row, "finished_at")?,
-            })
-        };
         self.fetch_all(found).await?.iter().map(ended).collect()
     }
 
@@ -237,5 +248,72 @@ impl JobRanges for SqlStore {
             .bind(dialect::id_list(found))
             .bind(expires_at.0);
         Ok(ChangedJobs { jobs: self.execute(release).await?, more })
+    }
+
+    async fn ended(&self, ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError> {
+        let found = query(concat!(
+            "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key
+             FROM jobs JOIN results ON results.job_id = jobs.id AND results.job_id ",
+            any_of!("$1"),
+            " WHERE jobs.id ",
+            any_of!("$1"),
+            " ORDER BY jobs.id"
+        ));
+        let found = found.bind(dialect::id_list(ids.iter().copied()));
+        self.fetch_all(found).await?.iter().map(ended).collect()
+    }
+
+    async fn ends_after(
+        &self,
+        ids: RangeInclusive<JobId>,
+        mark: EndMark,
+        max: u32,
+    ) -> Result<JobEnds, StoreError> {
+        let found = query(concat!(
+            "SELECT jobs.id, state, finished_at, ",
+            end_mark!(),
+            " AS mark
+             FROM results JOIN jobs ON jobs.id = results.job_id AND jobs.id BETWEEN $1 AND $2
+             WHERE results.job_id BETWEEN $1 AND $2 AND outcome IS NOT NULL
+               AND ",
+            end_mark!(),
+            " >= $3 AND (",
+            end_mark!(),
+            ", results.job_id) > ($3, $4)
+             ORDER BY ",
+            end_mark!(),
+            ", results.job_id LIMIT $5"
+        ));
+        let (at, after) = mark.parts();
+        let found = found
+            .bind(Uuid::from(*ids.start()))
+            .bind(Uuid::from(*ids.end()))
+            .bind(at)
+            .bind(Uuid::from(after))
+            .bind(i64::from(max));
+        let found = self.fetch_all(found).await?;
+        let ends: Vec<JobEnd> = found.iter().map(end).collect::<Result<_, _>>()?;
+        let resume = ends.last().map_or(mark, |last| {
+            let (at, id) = last.mark.parts();
+            match dialect::ENDS_COMMITTED_LATE {
+                0 => EndMark::new(at, id),
+                late => EndMark::before_all_of(at - late),
+            }
+        });
+        Ok(JobEnds { ends, resume })
+    }
+
+    async fn ids_in_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        max: u32,
+    ) -> Result<Vec<JobId>, StoreError> {
+        let found = query(concat!(
+            "SELECT id FROM ",
+            all_jobs!(),
+            " WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3"
+        ));
+        let (first, last) = (Uuid::from(*ids.start()), Uuid::from(*ids.end()));
+        rows::ids(&self.fetch_all(found.bind(first).bind(last).bind(i64::from(max))).await?)
     }
 }

@@ -172,6 +172,7 @@ pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
         task: crate::job::Task::Generate,
         echo: serde_json::Map::new(),
         custom_id: None,
+        line_key: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))
 }

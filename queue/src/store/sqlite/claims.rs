@@ -49,18 +49,19 @@ pub(super) async fn insert_jobs(
             "prefix_key": prefix_key::order(&job.prompt),
             "custom_id": job.custom_id,
             "metadata": job.searched_metadata(),
+            "line_key": job.line_key.as_ref().map(|key| hex(key)),
             "replay_of": replay_of.and_then(|ids| ids.get(at)).map(|id| hex(id.as_bytes())),
         }));
     }
     query(
         "INSERT INTO jobs (id, model, format, tenant, priority, state, attempts_max, run_at,
                            expires_at, submitted_at, job, custom_id, replay_of, prefix_key,
-                           metadata)
+                           metadata, line_key)
          SELECT unhex(value ->> 'id'), value ->> 'model', value ->> 'format', value ->> 'tenant',
                 value ->> 'priority', value ->> 'state', value ->> 'attempts_max',
                 value ->> 'run_at', value ->> 'expires_at', $2, value ->> 'job',
                 value ->> 'custom_id', unhex(value ->> 'replay_of'), value ->> 'prefix_key',
-                value ->> 'metadata'
+                value ->> 'metadata', unhex(value ->> 'line_key')
          FROM json_each($1) WHERE true
          ON CONFLICT (id) DO NOTHING",
     )

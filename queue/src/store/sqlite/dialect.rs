@@ -58,6 +58,13 @@ macro_rules! all_jobs {
     };
 }
 
+/// What the ends of jobs are ordered by: the order of commits.
+macro_rules! end_mark {
+    () => {
+        "results.seq"
+    };
+}
+
 /// Nothing to lock.
 macro_rules! for_update {
     () => {
@@ -71,6 +78,9 @@ macro_rules! for_share {
         ""
     };
 }
+
+/// How much later than its [`end_mark`] the end of a job may be seen: there is one connection.
+pub(super) const ENDS_COMMITTED_LATE: i64 = 0;
 
 pub(super) type Db = Sqlite;
 

@@ -53,6 +53,7 @@ fn job(number: u128) -> Job {
         traceparent: None,
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
+        line_key: None,
         custom_id: None,
     }
 }
