@@ -104,12 +104,22 @@ impl Service {
 
     /// Takes turns until a batch is in a state; returns it.
     async fn until(&mut self, id: BatchId, state: BatchState, failing: &[&str]) -> Batch {
+        self.turns(id, state, 4, failing).await
+    }
+
+    async fn turns(
+        &mut self,
+        id: BatchId,
+        state: BatchState,
+        max: usize,
+        failing: &[&str],
+    ) -> Batch {
         for _ in 0..3000 {
             let batch = self.get(id).await;
             if batch.state == state {
                 return batch;
             }
-            self.turn(4, failing).await;
+            self.turn(max, failing).await;
         }
         panic!("not {state:?}: {:?}", self.get(id).await);
     }
@@ -198,7 +208,7 @@ async fn lines_that_a_cancelled_batch_never_reached_run_when_they_are_chosen() {
             service.turn(0, &[]).await;
         }
         service.change(id, BatchChange::Cancel).await;
-        let cancelled = service.until(id, BatchState::Cancelled, &[]).await;
+        let cancelled = service.turns(id, BatchState::Cancelled, 0, &[]).await;
         assert_eq!((cancelled.completed, cancelled.failed), (0, 12));
         let reached = service.progress(id).await.cancelled;
         assert!((2..11).contains(&reached), "{reached}");

@@ -14,8 +14,7 @@ use crate::{
     store::{
         ChangedJobs, DeadLetters, EndMark, EndedJob, JobEnds, JobFilter, JobQueries, JobRanges,
         JobRecord, Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings,
-        RangedJob,
-        Serving, Unannounced, WaitingJobs, Workers,
+        RangedJob, Serving, Unannounced, WaitingJobs, Workers,
         classes::{ClassError, RegisteredQueue, ResetClassError},
         dead_letters::{DeadLetter, Pace, Replay},
         history::{Period, Point, Snapshot, Subject},

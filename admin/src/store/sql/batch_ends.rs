@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use uuid::Uuid;
 
-use tritmill_queue::{JobState, StoreError};
+use tritmill_queue::{Job, JobState, StoreError};
 
 use super::{ADD_ENDS, Connection, Row, SqlStore, line_list, query, rows, text_list};
 use crate::store::{
@@ -68,6 +68,21 @@ pub(super) async fn add(
     let all: Vec<_> = (first..).zip(ends).map(row).collect();
     let add = query(ADD_ENDS).bind(Uuid::from(batch.id)).bind(rows::to_json(&all));
     add.execute(connection).await?;
+    Ok(())
+}
+
+/// Deletes the ends of lines that run again, also of those that had no job before.
+pub(super) async fn forget(
+    connection: &mut Connection,
+    batch: &Batch,
+    jobs: &[Job],
+) -> Result<(), StoreError> {
+    let lines: Vec<u32> = jobs.iter().filter_map(|job| batch.id.line(job.id)).collect();
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let delete = concat!("DELETE FROM batch_ends WHERE batch_id = $1 AND line ", any_line!("$2"));
+    query(delete).bind(Uuid::from(batch.id)).bind(line_list(&lines)).execute(connection).await?;
     Ok(())
 }
 

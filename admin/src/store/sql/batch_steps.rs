@@ -60,6 +60,9 @@ async fn save_within(
     if !writes.jobs.is_empty() {
         store.insert_jobs(tx, writes.jobs).await?;
     }
+    if batch.reopened > 0 {
+        batch_ends::forget(tx, batch, writes.jobs).await?;
+    }
     batch_ends::add(tx, batch, writes.ends).await?;
     write(tx, batch.id, writes).await?;
     Ok(true)
