@@ -25,7 +25,7 @@ CREATE INDEX batches_archived ON batches (tenant, id) WHERE archived_at IS NOT N
 -- A deleted batch takes its input with it, unless another one has the same.
 CREATE INDEX batches_by_input ON batches (input_file_id);
 
--- Batches that were deleted, and whose jobs and ends are being deleted.
+-- Batches that were deleted: their jobs and ends are deleted after them.
 CREATE TABLE deleted_batches (
     id uuid PRIMARY KEY
 );

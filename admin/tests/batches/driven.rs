@@ -7,6 +7,7 @@ use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tritmill_admin::{
     App, Driver, Models, Settings,
     chosen_lines::{ChosenLinesError, Problem, chosen_lines},
+    store::batch_ends::EndsPage,
 };
 use tritmill_client::Client;
 use tritmill_queue::{
@@ -151,6 +152,15 @@ impl Service {
         }
     }
 
+    /// Returns the lines that ended after a number, in order of the input.
+    async fn ended_after(&self, id: BatchId, after: u64) -> Vec<u32> {
+        let page = EndsPage { after, ..ends::ALL };
+        let found = self.rig.store.ends(id, page).await.unwrap();
+        let mut lines: Vec<u32> = found.into_iter().map(|(_, end)| end.line).collect();
+        lines.sort_unstable();
+        lines
+    }
+
     /// Returns the names of lines in a file, in order.
     async fn names(&self, file: Option<FileId>) -> Vec<String> {
         let Some(file) = file else { return Vec::new() };
@@ -172,12 +182,15 @@ async fn failed_and_named_lines_run_again_and_the_files_follow() {
         let first = service.until(id, BatchState::Completed, &["q2", "q4"]).await;
         assert_eq!((first.completed, first.failed), (3, 2));
         assert_eq!(service.names(first.error_file).await, ["q2", "q4"]);
+        assert_eq!(service.ended_after(id, 0).await, [1, 2, 3, 4, 5]);
         let retried = service.change(id, BatchChange::retry_all()).await;
         assert_eq!(retried.output, first.output, "kept until the end");
         let second = service.until(id, BatchState::Completed, &["q4"]).await;
         assert_eq!((second.completed, second.failed), (4, 1));
         assert_eq!(service.names(second.output).await, ["q1", "q2", "q3", "q5"]);
         assert_eq!(service.names(second.error_file).await, ["q4"]);
+        assert_eq!(service.ended_after(id, first.last_end).await, [2, 4], "they come again");
+        assert_eq!(service.ended_after(id, 0).await, [1, 2, 3, 4, 5]);
         for old in [first.output, first.error_file].into_iter().flatten() {
             assert_eq!(service.rig.store.file(&acme, old).await.unwrap(), None, "replaced");
         }
@@ -190,6 +203,7 @@ async fn failed_and_named_lines_run_again_and_the_files_follow() {
         assert_eq!((third.completed, third.failed, third.error_file), (5, 0, None));
         assert_eq!(service.names(third.output).await, ["q1", "q2", "q3", "q4", "q5"]);
         assert_eq!(third.usage.unwrap().completion_tokens, 10);
+        assert_eq!(service.ended_after(id, second.last_end).await, [1, 4]);
         let runs = [("q1", 2), ("q2", 2), ("q3", 1), ("q4", 3), ("q5", 1)];
         let runs = runs.map(|(name, runs)| (name.to_owned(), runs));
         assert_eq!(service.runs, HashMap::from(runs));

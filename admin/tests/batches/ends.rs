@@ -30,7 +30,8 @@ async fn listed(store: &Arc<dyn TestStore>, id: BatchId, page: EndsPage<'_>) -> 
     found.into_iter().map(|(seq, end)| (seq, end.line)).collect()
 }
 
-const ALL: EndsPage<'_> = EndsPage {
+/// All ends, in the order of completion.
+pub const ALL: EndsPage<'_> = EndsPage {
     order: EndOrder::Completion,
     after: 0,
     until: u32::MAX as u64,

@@ -28,6 +28,8 @@ pub(super) struct FullSteps {
     most: usize,
     /// Rows of the next steps.
     rows: usize,
+    /// Whether a time was recorded.
+    is_timed: bool,
     /// During a trial: the rows before it, and the time of one in seconds.
     before: Option<(usize, f64)>,
     /// Shortest time of a row in steps of the current size, in seconds, and the number of these steps.
@@ -39,22 +41,31 @@ pub(super) struct FullSteps {
 }
 
 impl FullSteps {
-    /// Returns the limit before any step: `first` rows of `most`.
+    /// Returns the limits before any step: `first` rows of `most`, once the first time is known.
     pub fn new(target: Duration, first: usize, most: usize) -> Self {
-        let (before, shortest, steps) = (None, f64::INFINITY, 0);
-        let rows = first.min(most);
-        Self { target, most, rows, before, shortest, steps, wait: STEPS, goes_up: true }
+        Self {
+            target,
+            most,
+            rows: first.min(most),
+            is_timed: false,
+            before: None,
+            shortest: f64::INFINITY,
+            steps: 0,
+            wait: STEPS,
+            goes_up: true,
+        }
     }
 
-    /// Returns the most rows of a step.
+    /// Returns the most rows of a step: all, if no times are recorded.
     pub fn limit(&self) -> usize {
-        self.rows
+        if self.is_timed { self.rows } else { self.most }
     }
 
     /// Records the time of a step with this many rows of prompts and decodes, which was not limited further.
     pub fn record(&mut self, prefill: usize, decodes: usize, time: Duration) {
-        let rows = (prefill + decodes) as f64;
-        let is_full = rows >= 0.9 * self.rows as f64;
+        self.is_timed = true;
+        let (rows, current) = ((prefill + decodes) as f64, self.rows as f64);
+        let is_full = (0.9 * current..=1.1 * current).contains(&rows);
         if !is_full || (prefill as f64) < OF_PROMPTS * rows || time.is_zero() {
             return;
         }
@@ -142,6 +153,14 @@ mod tests {
     }
 
     #[test]
+    fn engines_without_a_clock_have_full_steps() {
+        let mut full = full_steps();
+        assert_eq!(full.limit(), 512);
+        full.record(1, 1, TARGET);
+        assert_eq!(full.limit(), 64);
+    }
+
+    #[test]
     fn machine_that_changes_has_other_rows() {
         let mut full = full_steps();
         run(&mut full, (100.0, 1.0), 40);
@@ -171,6 +190,7 @@ mod tests {
         let mut full = full_steps();
         for _ in 0..100 {
             full.record(40, 0, TARGET / 100);
+            full.record(512, 0, TARGET / 100);
             full.record(32, 32, TARGET / 100);
             full.record(64, 0, Duration::ZERO);
         }
