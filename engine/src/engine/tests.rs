@@ -247,8 +247,8 @@ fn steps_are_limited_while_the_highest_priority_decodes() {
     let report = harness.step();
     assert_eq!(
         (report.limits.prefill, report.prefill_tokens),
-        (None, 64),
-        "its prompt has a whole step"
+        (None, 63),
+        "its prompt has a whole step, but for the decode"
     );
     while !harness.deltas.contains_key(&(high, 0)) {
         harness.step();
