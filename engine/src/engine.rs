@@ -67,6 +67,8 @@ pub struct Engine {
     /// The plan of the step; kept between steps for its memory.
     plan: Plan,
     pace: Pace,
+    /// Start of the last step with a request of the highest priority.
+    called_at: Option<Instant>,
     /// `None`: full steps have all rows.
     full_steps: Option<FullSteps>,
     /// `None`: every step yields one token per sequence.
@@ -136,6 +138,7 @@ impl Engine {
             scheduler,
             plan: Plan::default(),
             pace: Pace::new(config.step_target, config.rows),
+            called_at: None,
             full_steps: config
                 .step_target
                 .map(|target| FullSteps::new(target, config.rows.most, config.token_budget)),

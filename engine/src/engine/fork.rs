@@ -74,6 +74,7 @@ impl Engine {
             scheduler,
             plan: Plan::default(),
             pace: self.pace.clone(),
+            called_at: self.called_at,
             full_steps: self.full_steps.clone(),
             drafts: self.drafts.clone(),
             stored: self.stored.as_ref().map(super::Stored::fork),

@@ -15,6 +15,8 @@ use crate::{
 
 /// Wait of a step without work, while other engines of the storage hold the blocks that requests need.
 const BLOCKED_WAIT: Duration = Duration::from_millis(1);
+/// Steps stay short for so long after a caller's last one: the next caller often comes right after it.
+const SHORT_AFTER_CALLER: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Runs one step. `now` is compared with deadlines. Without requests it does nothing.
@@ -46,7 +48,7 @@ impl Engine {
         if let Some(stored) = &mut self.stored {
             stored.settle(&mut self.scheduler, &mut self.backend);
         }
-        report.limits = self.limits();
+        report.limits = self.limits(now);
         // A limited step has no room for tokens that may turn out to be wrong.
         let certain_only = report.limits.prefill.is_some() || report.limits.decodes.is_some();
         self.propose_drafts(certain_only);
@@ -64,14 +66,22 @@ impl Engine {
         self.plan = plan;
     }
 
-    /// Returns the limits of the next step: while a caller reads along or waits for the first token, it is short.
-    fn limits(&self) -> StepLimits {
+    /// Returns the limits of the next step: while a caller reads along or waits for the first token, and for a moment after that, it
+    /// is short.
+    fn limits(&mut self, now: Instant) -> StepLimits {
+        let (is_interactive, is_awaited) =
+            (self.scheduler.is_interactive(), self.scheduler.is_awaited());
+        if is_interactive || is_awaited {
+            self.called_at = Some(now);
+        }
+        let since_call = self.called_at.map(|at| now.saturating_duration_since(at));
         let decoding = |highest| self.scheduler.decoding(Some(highest));
         let rows = self.full_steps.as_ref().map(FullSteps::limit);
-        if self.scheduler.is_interactive() {
+        if is_interactive || !is_awaited && since_call.is_some_and(|time| time < SHORT_AFTER_CALLER)
+        {
             return self.pace.limits(decoding(true), decoding(false));
         }
-        if self.scheduler.is_awaited() {
+        if is_awaited {
             // The prompt is short, or else has whole steps.
             let StepLimits { decodes, .. } = self.pace.limits(decoding(true), decoding(false));
             return StepLimits { prefill: None, decodes, rows };
