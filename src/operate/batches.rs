@@ -296,7 +296,7 @@ async fn find(
     Ok(ids)
 }
 
-/// Changes batches. Goes on after one whose state does not allow it.
+/// Changes batches. Goes on after one that cannot be changed.
 async fn change(
     store: &Arc<dyn FrontStore>,
     ids: &[BatchId],
@@ -332,7 +332,7 @@ async fn retry(arguments: RetryArguments) -> anyhow::Result<ExitCode> {
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
 }
 
-/// Says that there is no such batch.
+/// Says that a batch is unknown.
 fn is_unknown(id: BatchId) -> bool {
     eprintln!("no batch {id}: see tritmill batches list");
     false

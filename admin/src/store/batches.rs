@@ -398,7 +398,7 @@ pub trait Batches: Send + Sync {
     ) -> Result<Vec<Batch>, StoreError>;
 
     /// Changes a batch of a tenant, and ends the claim of the process that drives it; its next step is due at once.
-    /// A batch whose state does not allow the change stays as it is. An ended batch that would be the tenant's
+    /// If the state of a batch does not allow the change, it stays as it is. An ended batch that would be the tenant's
     /// unfinished batch number `open_max` + 1 is not opened again.
     async fn change_batch(
         &self,

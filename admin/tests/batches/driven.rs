@@ -72,7 +72,7 @@ impl Service {
         new.id
     }
 
-    /// Lets time pass; the worker answers up to `max` lines. A line whose name is in `failing` fails.
+    /// Lets time pass; the worker answers up to `max` lines. A line with a name in `failing` fails.
     async fn turn(&mut self, max: usize, failing: &[&str]) {
         let (store, queue) = (&self.rig.store, queue());
         self.rig.advance(TURN);

@@ -268,7 +268,7 @@ impl Scheduler {
         self.states.slot_of(hash)
     }
 
-    /// Keeps the state after a block, which `write` writes to a slot, unless it is there; false if there is no room for it or
+    /// Keeps the state after a block, which `write` writes to a slot, unless it is there; false if all slots are taken or
     /// `write` returns false.
     pub fn keep_state(&mut self, hash: BlockHash, write: impl FnOnce(u32) -> bool) -> bool {
         if self.states.contains(&hash) {

@@ -232,9 +232,7 @@ fn load_at_least(
             mapped.map_or_else(|| Weights::load(model, format, head), Ok)
         }
         (true, false) => {
-            tracing::warn!(
-                "all experts are in memory: there is no packed file for them to stay in"
-            );
+            tracing::warn!("all experts are in memory: they have no packed file to stay in");
             Ok(weights)
         }
         (false, _) => Ok(weights),

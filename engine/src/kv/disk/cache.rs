@@ -210,7 +210,7 @@ impl BlockTiers {
         self.requests.try_send(Request::Fetch(fetch)).is_ok()
     }
 
-    /// Starts to look for names. Returns false if too many requests wait: then there is no answer.
+    /// Starts to look for names. Returns false, and gives no answer, if too many requests wait.
     pub(crate) fn find(&self, find: Find) -> bool {
         self.requests.try_send(Request::Find(find)).is_ok()
     }

@@ -61,7 +61,7 @@ macro_rules! other_deadline {
     };
 }
 
-/// Returns up to `max` open jobs of a range by a statement whose third parameter the caller binds.
+/// Returns up to `max` open jobs of a range by a statement, of which the caller has bound the first three parameters.
 async fn find(
     store: &SqlStore,
     found: Query<'_>,
