@@ -12,7 +12,7 @@
 //! | --- | --- | --- |
 //! | `validating` | read the next lines, or reject the file | `validate.rs` |
 //! | `in_progress` | submit lines as the queue has room, count finished jobs and number them | `progress.rs`, `numbering.rs` |
-//! | `paused` | hold the jobs that have not started, count finished jobs | `pause.rs` |
+//! | `paused` | hold the jobs that have not started, count finished jobs and number them | `pause.rs`, `numbering.rs` |
 //! | `finalizing`, `cancelling` | write the next part of the output files | `finish.rs` |
 //!
 //! A step that fails is tried again later. A batch that was claimed twice at the same place by processes that

@@ -1,8 +1,8 @@
-//! The steps of a paused batch: hold its jobs, and count those that go to their end.
+//! The steps of a paused batch: hold its jobs, and count and number those that go to their end.
 
 use std::time::Duration;
 
-use super::{Budget, Interrupted, JobsChange, Next, change_jobs, progress, save};
+use super::{Budget, Interrupted, JobsChange, Next, change_jobs, numbering, progress, save};
 use crate::{
     App,
     store::batch_steps::{BatchClaim, BatchWrites},
@@ -30,9 +30,13 @@ pub(super) async fn step(
         return Ok(Next::Now);
     }
     let counted = progress::count(app, claim).await?;
+    numbering::number(app, claim, counted.ended, &mut budget).await?;
     if counted.changed {
         claim.batch.steps.changed_at = Some(app.store.now().await?);
         save(app, claim, BatchWrites::default()).await?;
+    }
+    if budget.is_spent() {
+        return Ok(Next::Now);
     }
     Ok(Next::After(if counted.active > 0 { RUNNING } else { IDLE }))
 }

@@ -270,6 +270,7 @@ async fn paused_batch_stands_still_and_random_changes_lose_and_double_nothing() 
         }
         assert_eq!(service.answers.len(), before);
         assert_eq!(service.get(id).await.completed, before as u64);
+        assert_eq!(service.ended_after(id, 0).await.len(), before, "they can be read meanwhile");
         let resumed = service.change(id, BatchChange::Resume).await;
         assert!(resumed.expires_at > deadline);
         let seed = fastrand::u64(..);

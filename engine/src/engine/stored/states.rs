@@ -33,32 +33,33 @@ impl Stored {
         scheduler: &Scheduler,
         found: impl Fn(&BlockHash) -> Option<Option<usize>>,
     ) -> bool {
-        let in_memory = scheduler.blocks_with_state(&waiting.hashes);
-        let all = waiting.hashes.len();
-        let end = match waiting.search {
+        let found = match waiting.search {
             Search::Done => return true,
-            Search::Ahead => {
+            Search::Ahead => None,
+            Search::Asked(first) => match found(&first) {
+                None => return false,
+                found => found,
+            },
+        };
+        let (all, in_memory) = (waiting.hashes.len(), scheduler.blocks_with_state(&waiting.hashes));
+        let end = match found {
+            None => {
                 let names = waiting.hashes[in_memory..].iter().rev();
                 let hashes: Vec<BlockHash> = names.map(BlockHash::of_state).collect();
                 let first = hashes.first().copied();
                 let answer = self.answers.0.clone();
-                match first.filter(|_| self.disk.find(Find { hashes, answer })) {
-                    Some(first) => {
-                        waiting.search = Search::Asked(first);
-                        return false;
-                    }
-                    None => in_memory,
+                if let Some(first) = first.filter(|_| self.disk.find(Find { hashes, answer })) {
+                    waiting.search = Search::Asked(first);
+                    return false;
                 }
+                in_memory
             }
-            Search::Asked(first) => match found(&first) {
-                None => return false,
-                Some(at) => {
-                    let on_disk = at.map_or(0, |at| all - at);
-                    let is_better =
-                        on_disk > in_memory && self.is_state_worth_it(on_disk, on_disk - in_memory);
-                    if is_better { on_disk } else { in_memory }
-                }
-            },
+            Some(at) => {
+                let on_disk = at.map_or(0, |at| all - at);
+                let is_better =
+                    on_disk > in_memory && self.is_state_worth_it(on_disk, on_disk - in_memory);
+                if is_better { on_disk } else { in_memory }
+            }
         };
         waiting.hashes.truncate(end);
         waiting.search = Search::Done;
