@@ -112,6 +112,7 @@ impl Body {
             echo,
             custom_id: None,
             line_key: None,
+            billing: tritmill_queue::Billing::default(),
         }
     }
 }

@@ -14,15 +14,16 @@ use std::{str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::{
+    billing::Billing,
+    sampling::{ANSWER_TOKENS_ESTIMATE, Sampling},
+    trace::{self, TraceParent},
+    vector::VectorFormat,
+};
 pub use crate::{
     conversation::{Content, Conversation, Message, Role, Tool, ToolCall, ToolChoice},
     job_id::{InvalidJobId, JobId},
     queue_name::{QueueName, QueueNameError},
-};
-use crate::{
-    sampling::{ANSWER_TOKENS_ESTIMATE, Sampling},
-    trace::{self, TraceParent},
-    vector::VectorFormat,
 };
 
 /// Default number of attempts of a job.
@@ -293,6 +294,9 @@ pub struct Job {
     /// The key of its line of a batch. A column of the store has it beside the request, so jobs that were read do not.
     #[serde(skip)]
     pub line_key: Option<[u8; 32]>,
+    /// To which account it is charged.
+    #[serde(skip)]
+    pub billing: Billing,
     /// What it asks for.
     #[serde(default, skip_serializing_if = "Task::is_generate")]
     pub task: Task,

@@ -18,6 +18,7 @@
 )]
 
 mod backoff;
+pub mod billing;
 mod conversation;
 pub mod dispatch;
 pub mod events;
@@ -35,6 +36,7 @@ mod vector;
 pub mod wire;
 
 pub use backoff::Backoff;
+pub use billing::{Billing, Charge, Tier};
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use events::{EventId, JobEvent, NewLogprobs, Part};
 pub use job::{

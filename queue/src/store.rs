@@ -24,6 +24,8 @@
 
 mod attempts;
 pub mod bulk;
+#[macro_use]
+pub mod charges;
 pub mod classes;
 pub mod dead_letters;
 mod error;
@@ -46,6 +48,7 @@ pub mod workers;
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+pub use charges::Charges;
 pub use classes::NumericsClasses;
 pub use dead_letters::DeadLetters;
 pub use error::StoreError;
@@ -66,6 +69,7 @@ pub use waiting::WaitingJobs;
 pub use workers::Workers;
 
 use crate::{
+    billing::Charge,
     dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
     outcome::{JobError, Outcome},
@@ -160,6 +164,8 @@ pub struct FinishedJob {
     pub state: JobState,
     /// The answer or the last error; `None` for a cancelled job.
     pub outcome: Option<Outcome>,
+    /// What the answer costs, if it had a price.
+    pub charge: Option<Charge>,
 }
 
 /// A job with its state and errors.
@@ -323,7 +329,14 @@ pub trait Store: Send + Sync {
 
 /// All traits that operators and workers need besides [`Store`].
 pub trait Operations:
-    QueueSettings + QueueHistory + NumericsClasses + Workers + DeadLetters + WaitingJobs + Maintenance
+    QueueSettings
+    + QueueHistory
+    + NumericsClasses
+    + Workers
+    + DeadLetters
+    + WaitingJobs
+    + Maintenance
+    + Charges
 {
 }
 
@@ -335,6 +348,7 @@ impl<S> Operations for S where
         + DeadLetters
         + WaitingJobs
         + Maintenance
+        + Charges
 {
 }
 

@@ -11,16 +11,20 @@ use std::{sync::Arc, time::Duration};
 use conformance::{answer, by, error, finished, job, queue};
 use stores::{Rig, all};
 use tritmill_queue::{
-    ErrorKind, Job, JobId, JobState, Priority, QueueName, Store, StoreError, Tenant, Timestamp,
+    Billing, Completion, ErrorKind, Job, JobId, JobState, Outcome, Priority, QueueName, Store,
+    StoreError, Tenant, Tier, Timestamp, Usage,
+    billing::Price,
     dispatch::{Missing, Quotas},
     store::{
         JobStore as TestStore, PostgresStore, Serving,
+        charges::{ChargeFilter, ChargeGroups, ChargeSum, PriceOf, day_of, price_of},
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
         queue_settings::QueueState,
         workers::{Directive, Heartbeat, Leadership, SILENT_ALIVE_MAX, Worker, WorkerMetrics},
     },
 };
 use tritmill_servers::Postgres;
+use uuid::Uuid;
 
 fn beat() -> Heartbeat {
     let metrics =
@@ -61,6 +65,98 @@ async fn heads_of_a_queue_go_by_priority_and_round_the_tenants() {
         let other = QueueName { format: "other".into(), ..queue() };
         let (none, heads) = store.queued_heads(&other, 2, 10).await.unwrap();
         assert_eq!((none, heads.len()), (Missing::default(), 0));
+    })
+    .await;
+}
+
+/// The answer with these tokens.
+fn counted(prompt_tokens: u64, cached_tokens: u64, completion_tokens: u64) -> Outcome {
+    let Outcome::Completed(completion) = answer("yes") else { unreachable!("an answer") };
+    let usage = Usage { prompt_tokens, cached_tokens, completion_tokens, ..completion.usage };
+    Outcome::Completed(Completion { usage, ..completion })
+}
+
+#[tokio::test]
+async fn charges_are_fixed_with_the_answer_and_summed_by_day() {
+    all(async |rig| {
+        let store = &rig.store;
+        let price = |input| Price {
+            currency: "EUR".parse().unwrap(),
+            input,
+            cached_input: input / 2,
+            output: 3 * input,
+        };
+        let any = PriceOf { model: None, tier: None };
+        let flex = PriceOf { tier: Some(Tier::Flex), ..any.clone() };
+        let tiny = PriceOf { model: Some(queue().model), tier: None };
+        let key = Uuid::now_v7();
+        let run = async |tier, outcome: Outcome| {
+            let billing = Billing { tier, key: Some(key) };
+            let job = Job { billing, tenant: Tenant("acme".into()), ..job() };
+            store.submit(std::slice::from_ref(&job)).await.unwrap();
+            let claim = store.claim(&[job.id], by("a")).await.unwrap()[0].claim_ref();
+            // A result that comes twice counts once.
+            for _ in 0..2 {
+                store.finish(&[finished(claim, outcome.clone())]).await.unwrap();
+            }
+            let ended = store.finished(&[job.id]).await.unwrap();
+            ended[0].charge.as_ref().map(|charge| charge.nanounits)
+        };
+        assert_eq!(run(Tier::Default, counted(7, 0, 7)).await, None);
+        store.set_price(&any, &price(2_000_000)).await.unwrap();
+        store.set_price(&flex, &price(1_000_000)).await.unwrap();
+        assert_eq!(
+            run(Tier::Default, counted(10, 4, 5)).await,
+            Some(6 * 2000 + 4 * 1000 + 5 * 6000)
+        );
+        assert_eq!(run(Tier::Flex, counted(10, 0, 1)).await, Some(13_000));
+        store.set_price(&tiny, &price(1500)).await.unwrap();
+        let of_model = counted(1, 0, 0);
+        assert_eq!(run(Tier::Flex, of_model).await, Some(2), "the model counts first; half up");
+        let failed = run(Tier::Default, error(ErrorKind::InvalidRequest)).await;
+        assert_eq!(failed, None);
+        let set = store.prices().await.unwrap();
+        let found = price_of(&set, &queue().model, Tier::Flex).unwrap();
+        assert_eq!(found, &price(1500));
+        let usage =
+            Usage { prompt_tokens: 10, cached_tokens: 4, completion_tokens: 5, ..Usage::default() };
+        assert_eq!(price_of(&set, "other", Tier::Batch).unwrap().charge(usage).nanounits, 46_000);
+        assert!(store.delete_price(&tiny).await.unwrap());
+        assert!(!store.delete_price(&tiny).await.unwrap());
+
+        rig.advance(Duration::from_secs(60));
+        store.sample().await.unwrap();
+        rig.advance(Duration::from_secs(60));
+        store.sample().await.unwrap();
+        let today = day_of(store.now().await.unwrap());
+        let filter = ChargeFilter { from: today, to: today + 1, ..ChargeFilter::default() };
+        let sums =
+            async |filter: &ChargeFilter, groups| store.charges(filter, groups, 10).await.unwrap();
+        let all = sums(&filter, ChargeGroups::default()).await;
+        let told = |sum: &ChargeSum| {
+            let charge = sum.charge.as_ref().map(|charge| charge.nanounits);
+            (sum.answers, sum.usage.prompt_tokens, sum.usage.cached_tokens, charge)
+        };
+        assert_eq!(
+            all.iter().map(told).collect::<Vec<_>>(),
+            [(1, 7, 0, None), (3, 21, 4, Some(59_002))]
+        );
+        let groups =
+            ChargeGroups { tier: true, key: true, tenant: true, ..ChargeGroups::default() };
+        let by_tier = sums(&filter, groups).await;
+        assert!(by_tier.iter().all(|sum| sum.key == Some(key.to_string()) && sum.day.is_none()));
+        let tiers = by_tier.iter().map(|sum| (sum.tier.unwrap(), told(sum).3));
+        let expected =
+            [(Tier::Default, None), (Tier::Default, Some(46_000)), (Tier::Flex, Some(13_002))];
+        assert_eq!(tiers.collect::<Vec<_>>(), expected);
+        for none in [
+            ChargeFilter { tenant: Some(Tenant("other".into())), ..filter.clone() },
+            ChargeFilter { model: Some("other".into()), ..filter.clone() },
+            ChargeFilter { key: Some(String::new()), ..filter.clone() },
+            ChargeFilter { to: today, ..filter.clone() },
+        ] {
+            assert_eq!(sums(&none, ChargeGroups::default()).await, []);
+        }
     })
     .await;
 }

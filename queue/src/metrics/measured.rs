@@ -10,11 +10,13 @@ use crate::{
     Claim, ClaimRef, Claimant, Delivery, DispatchError, Dispatcher, Entry, FinishedAttempt,
     FinishedJob, Job, JobId, JobState, Priority, Progress, Pull, QueueName, Reconciled, Settled,
     Store, StoreError, Tenant, Timestamp,
+    billing::Price,
     dispatch::{BacklogByPriority, Demand, Missing, Quotas},
     store::{
-        ChangedJobs, DeadLetters, EndMark, EndedJob, JobEnds, JobFilter, JobQueries, JobRanges,
-        JobRecord, Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings,
-        RangedJob, Serving, Unannounced, WaitingJobs, Workers,
+        ChangedJobs, Charges, DeadLetters, EndMark, EndedJob, JobEnds, JobFilter, JobQueries,
+        JobRanges, JobRecord, Maintained, Maintenance, NumericsClasses, Page, QueueHistory,
+        QueueSettings, RangedJob, Serving, Unannounced, WaitingJobs, Workers,
+        charges::{ChargeFilter, ChargeGroups, ChargeSum, PriceOf},
         classes::{ClassError, RegisteredQueue, ResetClassError},
         dead_letters::{DeadLetter, Pace, Replay},
         history::{Period, Point, Snapshot, Subject},
@@ -203,6 +205,13 @@ measured! {
     WaitingJobs {
         fn run_now(ids: &[JobId]) -> Result<Vec<JobId>, StoreError>;
         fn set_priority(id: JobId, priority: Priority) -> Result<bool, StoreError>;
+    }
+    Charges {
+        fn prices() -> Result<Vec<(PriceOf, Price)>, StoreError>;
+        fn set_price(of: &PriceOf, price: &Price) -> Result<(), StoreError>;
+        fn delete_price(of: &PriceOf) -> Result<bool, StoreError>;
+        fn charges(filter: &ChargeFilter, groups: ChargeGroups, max: u32)
+            -> Result<Vec<ChargeSum>, StoreError>;
     }
     Maintenance {
         fn maintain() -> Result<Maintained, StoreError>;

@@ -24,7 +24,8 @@ use crate::{
 macro_rules! kept_columns {
     () => {
         "model, format, tenant, priority, cost, shard_key, attempts_max, expires_at, submitted_at,
-         replay_of, job, custom_id, line_key, metadata, started_at, claimed_at"
+         replay_of, job, custom_id, line_key, metadata, tier, api_key, started_at,
+         claimed_at"
     };
 }
 
@@ -42,21 +43,31 @@ macro_rules! end_jobs {
             kept_columns!(),
             "
     FROM ended ON CONFLICT (id) DO NOTHING
+), charged AS (
+    SELECT ended.*, prices.currency, ",
+            charge_of_ended!(),
+            " AS charge FROM ended",
+            price_of_ended!(),
+            "
 ), recorded AS (
-    INSERT INTO results (job_id, tenant, model, format, outcome, prompt_tokens, completion_tokens,
-                         finished_at, claim_epoch, claim_owner, claim_at, first_token_ms)
-    SELECT id, tenant, model, format, outcome, prompt_tokens, completion_tokens, now, claim_epoch,
-           claim_owner, claim_at, first_token_ms
-    FROM ended, clock ON CONFLICT (job_id) DO NOTHING
+    INSERT INTO results (job_id, tenant, model, format, outcome, prompt_tokens, cached_tokens,
+                         completion_tokens, finished_at, claim_epoch, claim_owner, claim_at,
+                         first_token_ms, charge, currency)
+    SELECT id, tenant, model, format, outcome, prompt_tokens, cached_tokens, completion_tokens, now,
+           claim_epoch, claim_owner, claim_at, first_token_ms, charge, currency
+    FROM charged, clock ON CONFLICT (job_id) DO NOTHING
 ), counted AS (
-    INSERT INTO recent_ends (model, format, state, tenant, owner, jobs, prompt_tokens,
-                             completion_tokens, start_ms, run_ms, first_token_ms)
-    SELECT model, format, state, tenant, claim_owner, count(*), sum(prompt_tokens), sum(completion_tokens),
+    INSERT INTO recent_ends (model, format, state, tenant, owner, api_key, tier, currency, day, jobs,
+                             prompt_tokens, cached_tokens, completion_tokens, charge, start_ms,
+                             run_ms, first_token_ms)
+    SELECT model, format, state, tenant, claim_owner, api_key, tier, currency, now / 86400000,
+           count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(charge),
            array_agg(started_at - submitted_at) FILTER (WHERE started_at IS NOT NULL),
            array_agg(now - claim_at) FILTER (WHERE state = 'completed' AND claim_at IS NOT NULL),
            array_agg(claim_at + first_token_ms - submitted_at)
                FILTER (WHERE state = 'completed' AND claim_at + first_token_ms IS NOT NULL)
-    FROM ended, clock GROUP BY model, format, state, tenant, claim_owner
+    FROM charged, clock
+    GROUP BY model, format, state, tenant, claim_owner, api_key, tier, currency, now
 )"
         )
     };
@@ -73,9 +84,9 @@ const FINISH: &str = concat!(
 WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
     SELECT * FROM UNNEST($2::uuid[], $3::bigint[], $4::text[], $5::bytea[], $6::bytea[],
                          $7::bigint[], $8::bigint[], $9::float8[], $13::text[], $14::text[],
-                         $15::bigint[], $16::bigint[])
+                         $15::bigint[], $16::bigint[], $18::bigint[])
            AS done (id, epoch, verdict, outcome, error, prompt_tokens, completion_tokens, jitter,
-                    code, signature, first_token_ms, claim_id)
+                    code, signature, first_token_ms, claim_id, cached_tokens)
 ), retrying AS (
     UPDATE open_jobs
     SET state = 'retrying',
@@ -97,8 +108,8 @@ WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
     kept_columns!(),
     ", CASE verdict WHEN 'retrying' THEN 'failed' ELSE verdict END AS state,
               attempts + (error IS NOT NULL)::integer AS attempts, code AS error_code,
-              signature AS error_signature, error, outcome, prompt_tokens, completion_tokens,
-              first_token_ms, open_jobs.epoch AS claim_epoch, owner AS claim_owner,
+              signature AS error_signature, error, outcome, prompt_tokens, cached_tokens,
+              completion_tokens, first_token_ms, open_jobs.epoch AS claim_epoch, owner AS claim_owner,
               claimed_at AS claim_at",
     end_jobs!(),
     ", failed AS (
@@ -120,7 +131,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), ended AS (
     RETURNING id, epoch + 1 AS epoch, NULL AS owner, ",
     kept_columns!(),
     ", 'cancelled' AS state, attempts, error_code, error_signature, NULL::bytea AS outcome,
-              0 AS prompt_tokens, 0 AS completion_tokens, NULL::bigint AS first_token_ms,
+              0 AS prompt_tokens, 0 AS cached_tokens, 0 AS completion_tokens, NULL::bigint AS first_token_ms,
               NULL::bigint AS claim_epoch, NULL AS claim_owner, NULL::bigint AS claim_at",
     end_jobs!(),
     "
@@ -153,6 +164,8 @@ fn finish_statement(store: &PostgresStore, done: &[&FinishedAttempt]) -> Query<'
         Outcome::Completed(completion) => completion.usage,
         Outcome::Error(_) | Outcome::Expired => Usage::default(),
     };
+    // A worker never reports more than the prompt has; the charge depends on it.
+    let cached = |done: &&FinishedAttempt| usage(done).cached_tokens.min(usage(done).prompt_tokens);
     fn error<'a>(done: &&'a FinishedAttempt) -> Option<&'a JobError> {
         match &done.outcome {
             Outcome::Error(error) => Some(error),
@@ -180,6 +193,7 @@ fn finish_statement(store: &PostgresStore, done: &[&FinishedAttempt]) -> Query<'
         .bind(done.iter().map(|done| done.claim.claim_id).collect::<Vec<_>>())
         // Without errors the statement skips what retries jobs.
         .bind(errors().any(|error| error.is_some()))
+        .bind(done.iter().map(|done| stored(cached(done))).collect::<Vec<_>>())
 }
 
 /// See [`CANCEL`].

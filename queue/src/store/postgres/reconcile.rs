@@ -74,7 +74,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     kept_columns!(),
     ", 'failed' AS state, attempts + 1 AS attempts,
               convert_from($5, 'UTF8') AS error_code, convert_from($6, 'UTF8') AS error_signature,
-              $4 AS outcome, 0 AS prompt_tokens, 0 AS completion_tokens,
+              $4 AS outcome, 0 AS prompt_tokens, 0 AS cached_tokens, 0 AS completion_tokens,
               NULL::bigint AS first_token_ms, epoch AS claim_epoch, owner AS claim_owner,
               claimed_at AS claim_at",
     end_jobs!(),
@@ -103,7 +103,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     RETURNING open_jobs.id, epoch, owner, ",
     kept_columns!(),
     ", 'expired' AS state, attempts, error_code, error_signature, $3 AS outcome,
-              0 AS prompt_tokens, 0 AS completion_tokens, NULL::bigint AS first_token_ms,
+              0 AS prompt_tokens, 0 AS cached_tokens, 0 AS completion_tokens, NULL::bigint AS first_token_ms,
               NULL::bigint AS claim_epoch, NULL AS claim_owner, NULL::bigint AS claim_at",
     end_jobs!(),
     "

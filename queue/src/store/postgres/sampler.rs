@@ -42,8 +42,8 @@ async fn lock(
     .execute(&mut *tx)
     .await?;
     if first.rows_affected() > 0 {
-        // Jobs that ended earlier are not counted.
-        query("DELETE FROM recent_ends").execute(&mut *tx).await?;
+        // Jobs that ended earlier are charged, and counted nowhere else.
+        query(TAKE_ENDS).execute(&mut *tx).await?;
     }
     let row = query(
         "SELECT taken_at, state::text, store_now_ms($1) AS now FROM sampler
@@ -214,18 +214,38 @@ async fn measure_workers(tx: &mut PgConnection, now: Timestamp) -> Result<(), St
     Ok(())
 }
 
+/// Deletes what statements that end jobs left, and adds the charges of answers to their day.
+const TAKE_ENDS: &str = "
+WITH ends AS (
+    DELETE FROM recent_ends
+    RETURNING model, format, state, tenant, owner, api_key, tier, currency, day, jobs, prompt_tokens,
+              cached_tokens, completion_tokens, charge, start_ms, run_ms, first_token_ms
+), charged AS (
+    INSERT INTO charges (tenant, day, api_key, model, tier, currency, answers, prompt_tokens, cached_tokens,
+                         completion_tokens, charge)
+    SELECT tenant, day, coalesce(api_key, ''), model, coalesce(tier, 'default'), coalesce(currency, ''),
+           sum(jobs), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),
+           coalesce(sum(charge), 0)
+    FROM ends WHERE state = 'completed' AND tenant IS NOT NULL AND day IS NOT NULL
+    GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
+    ON CONFLICT (tenant, day, api_key, model, tier, currency) DO UPDATE SET
+        answers = charges.answers + excluded.answers,
+        prompt_tokens = charges.prompt_tokens + excluded.prompt_tokens,
+        cached_tokens = charges.cached_tokens + excluded.cached_tokens,
+        completion_tokens = charges.completion_tokens + excluded.completion_tokens,
+        charge = charges.charge + excluded.charge
+)
+SELECT model, format, state AS name, tenant, owner, jobs, prompt_tokens, completion_tokens, start_ms,
+       run_ms, first_token_ms
+FROM ends";
+
 /// Counts the jobs that ended since the last sample, and deletes what it has counted.
 async fn observe_ends(
     tx: &mut PgConnection,
     observed: &mut Observations,
     subjects: &mut Subjects,
 ) -> Result<(), StoreError> {
-    let ends = query(
-        "DELETE FROM recent_ends
-         RETURNING model, format, state AS name, tenant, owner, jobs, prompt_tokens,
-                   completion_tokens, start_ms, run_ms, first_token_ms",
-    );
-    for row in &ends.fetch_all(tx).await? {
+    for row in &query(TAKE_ENDS).fetch_all(tx).await? {
         let mut sample = Sample::default();
         observe(row, None, &mut sample)?;
         for (name, column) in

@@ -5,6 +5,7 @@
 //! (macros) and the encoding of values.
 
 pub mod calls;
+pub(super) mod charges;
 pub(super) mod classes;
 mod dead_letters;
 pub(super) mod history;

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{SqlStore, announcements, calls::query, claims, dialect, reconcile, rows};
+use super::{SqlStore, announcements, calls::query, charges, claims, dialect, reconcile, rows};
 use crate::{
     dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
@@ -146,7 +146,7 @@ impl Store for SqlStore {
     /// it.
     async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError> {
         let found = query(concat!(
-            "SELECT id, state, outcome
+            "SELECT id, state, outcome, charge, currency
              FROM jobs LEFT JOIN results ON results.job_id = jobs.id AND results.job_id ",
             any_of!("$1"),
             " WHERE state IN ('completed', 'failed', 'cancelled', 'expired') AND id ",
@@ -160,7 +160,12 @@ impl Store for SqlStore {
                 Some(Outcome::Error(error)) if is_later => {
                     tracing::warn!(job = %id, %error, "an outcome of a later release");
                 }
-                outcome => finished.push(FinishedJob { id, state: rows::state(row)?, outcome }),
+                outcome => finished.push(FinishedJob {
+                    id,
+                    state: rows::state(row)?,
+                    outcome,
+                    charge: charges::charge(row)?,
+                }),
             }
         }
         Ok(finished)

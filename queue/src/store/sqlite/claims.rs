@@ -50,18 +50,21 @@ pub(super) async fn insert_jobs(
             "custom_id": job.custom_id,
             "metadata": job.searched_metadata(),
             "line_key": job.line_key.as_ref().map(|key| hex(key)),
+            "tier": job.billing.tier,
+            "api_key": job.billing.key,
             "replay_of": replay_of.and_then(|ids| ids.get(at)).map(|id| hex(id.as_bytes())),
         }));
     }
     query(
         "INSERT INTO jobs (id, model, format, tenant, priority, state, attempts_max, run_at,
                            expires_at, submitted_at, job, custom_id, replay_of, prefix_key,
-                           metadata, line_key)
+                           metadata, line_key, tier, api_key)
          SELECT unhex(value ->> 'id'), value ->> 'model', value ->> 'format', value ->> 'tenant',
                 value ->> 'priority', value ->> 'state', value ->> 'attempts_max',
                 value ->> 'run_at', value ->> 'expires_at', $2, value ->> 'job',
                 value ->> 'custom_id', unhex(value ->> 'replay_of'), value ->> 'prefix_key',
-                value ->> 'metadata', unhex(value ->> 'line_key')
+                value ->> 'metadata', unhex(value ->> 'line_key'),
+                value ->> 'tier', value ->> 'api_key'
          FROM json_each($1) WHERE true
          ON CONFLICT (id) DO NOTHING",
     )
@@ -273,6 +276,8 @@ async fn finish_within(
             "signature": error.map(signature),
             "first_token_ms": first_token.map(milliseconds),
             "prompt_tokens": usage.prompt_tokens,
+            // A worker never reports more than the prompt has; the charge depends on it.
+            "cached_tokens": usage.cached_tokens.min(usage.prompt_tokens),
             "completion_tokens": usage.completion_tokens,
         }));
     }
@@ -283,13 +288,38 @@ async fn finish_within(
 /// Writes the rows of [`finish_within`].
 async fn record(tx: &mut Connection, rows: &str, now: i64) -> Result<(), StoreError> {
     for insert in [
-        "INSERT INTO results (job_id, outcome, prompt_tokens, completion_tokens, finished_at,
-                              first_token_ms, claim_epoch, claim_owner, claim_at)
-         SELECT jobs.id, value ->> 'outcome', value ->> 'prompt_tokens',
-                value ->> 'completion_tokens', $2, value ->> 'first_token_ms', jobs.epoch, owner,
-                claimed_at
+        concat!(
+            "INSERT INTO results (job_id, outcome, prompt_tokens, cached_tokens, completion_tokens,
+                                  finished_at, first_token_ms, claim_epoch, claim_owner, claim_at,
+                                  charge, currency)
+             SELECT ended.id, outcome, prompt_tokens, cached_tokens, completion_tokens, $2,
+                    first_token_ms, epoch, owner, claimed_at, ",
+            charge_of_ended!(),
+            ", currency
+             FROM (SELECT jobs.id, jobs.model, jobs.tier, jobs.epoch, owner, claimed_at,
+                          value ->> 'state' AS state, value ->> 'outcome' AS outcome,
+                          value ->> 'first_token_ms' AS first_token_ms,
+                          value ->> 'prompt_tokens' AS prompt_tokens,
+                          value ->> 'cached_tokens' AS cached_tokens,
+                          value ->> 'completion_tokens' AS completion_tokens
+                   FROM json_each($1) JOIN jobs ON jobs.id = unhex(value ->> 'id')
+                   WHERE value ->> 'outcome' IS NOT NULL) AS ended",
+            price_of_ended!()
+        ),
+        "INSERT INTO charges (tenant, day, api_key, model, tier, currency, answers, prompt_tokens,
+                              cached_tokens, completion_tokens, charge)
+         SELECT tenant, $2 / 86400000, coalesce(api_key, ''), model, tier, coalesce(currency, ''),
+                count(*), sum(results.prompt_tokens), sum(results.cached_tokens),
+                sum(results.completion_tokens), coalesce(sum(charge), 0)
          FROM json_each($1) JOIN jobs ON jobs.id = unhex(value ->> 'id')
-         WHERE value ->> 'outcome' IS NOT NULL",
+              JOIN results ON results.job_id = jobs.id
+         WHERE value ->> 'state' = 'completed' GROUP BY 1, 2, 3, 4, 5, 6
+         ON CONFLICT (tenant, day, api_key, model, tier, currency) DO UPDATE SET
+             answers = answers + excluded.answers,
+             prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+             cached_tokens = cached_tokens + excluded.cached_tokens,
+             completion_tokens = completion_tokens + excluded.completion_tokens,
+             charge = charge + excluded.charge",
         "INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
          SELECT jobs.id, jobs.epoch, $2, value ->> 'error', owner, claimed_at
          FROM json_each($1) JOIN jobs ON jobs.id = unhex(value ->> 'id')
