@@ -12,15 +12,21 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use tritmill_admin::store::batches::parse_window;
 use tritmill_admin::{
     App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Network, Proxies, Secret,
     Settings, Site, Tls, Watch, WebOrigin, Webhooks, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
+use tritmill_queue::{
+    billing::{Price, parse_price},
+    job::UnknownWord,
+    store::charges::PriceOf,
+};
 use tritmill_worker::machine::Machine;
 
 use crate::{
-    block_on, byte_sizes, descriptors, options, output,
+    block_on, byte_sizes, costs, descriptors, options, output,
     servers::{ServerUrls, Servers},
     sign_on::SignOnOptions,
     signals::Signals,
@@ -155,6 +161,58 @@ pub struct LimitOptions {
     request_memory: Option<u64>,
     #[command(flatten)]
     site: SiteOptions,
+    #[command(flatten)]
+    pub tiers: TierOptions,
+}
+
+/// What batches may be promised, and what answers cost.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Tiers and prices")]
+pub struct TierOptions {
+    /// Completion window that batches may have, such as 1h or background; may be given several times [default: any]
+    #[arg(long, value_name = "WINDOW", value_delimiter = ',', value_parser = window)]
+    completion_windows: Vec<String>,
+    /// Refuse batches that do not fit into their completion window beside the others, by the measured rate of their model's
+    /// workers. At 120, a fifth more than fits is promised [default: accept every batch]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    overbooking: Option<u32>,
+    /// Price per million tokens, as MODEL,TIER,CURRENCY,INPUT,OUTPUT or with ,CACHED for input that was not computed again;
+    /// MODEL and TIER may be `*`; may be given several times. Set at start, in place of the same one in the database
+    #[arg(long, value_name = "PRICE", value_parser = price)]
+    price: Vec<(PriceOf, Price)>,
+}
+
+impl TierOptions {
+    /// Sets the prices.
+    pub async fn set_prices(&self, app: &App) -> anyhow::Result<()> {
+        for (of, price) in &self.price {
+            app.set_price(of, price).await.context("cannot set a price")?;
+        }
+        Ok(())
+    }
+}
+
+/// Parses a completion window.
+fn window(text: &str) -> Result<String, String> {
+    let expected = "expected background, or a number and one of s, m, h, d, at most 365d";
+    parse_window(text).map(|_| text.to_owned()).ok_or_else(|| expected.to_owned())
+}
+
+/// Parses a price.
+fn price(text: &str) -> Result<(PriceOf, Price), String> {
+    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    let (model, tier, currency, amounts) = match parts.as_slice() {
+        [model, tier, currency, amounts @ ..] if (2..=3).contains(&amounts.len()) => {
+            (*model, *tier, *currency, amounts)
+        }
+        _ => return Err("expected MODEL,TIER,CURRENCY,INPUT,OUTPUT or with ,CACHED".to_owned()),
+    };
+    let amount = |text: &str| parse_price(text).map_err(|error| format!("'{text}' {error}"));
+    let input = amount(amounts[0])?;
+    let cached_input = amounts.get(2).map_or(Ok(input), |text| amount(text))?;
+    let currency = currency.parse().map_err(|error: UnknownWord| error.to_string())?;
+    let price = Price { currency, input, cached_input, output: amount(amounts[1])? };
+    Ok((costs::price_of(model, Some(tier))?, price))
 }
 
 /// Where the service is on the web.
@@ -224,7 +282,8 @@ impl LimitOptions {
 
     /// Returns the settings of a service with these bounds.
     pub fn settings(&self, bounds: &Bounds) -> Settings {
-        Settings { limits: self.limits(bounds), site: self.site.site() }
+        let windows = self.tiers.completion_windows.clone();
+        Settings { limits: self.limits(bounds), site: self.site.site(), windows }
     }
 
     /// Returns the limits of a service with these bounds.
@@ -246,6 +305,7 @@ impl LimitOptions {
                 true => AddressPolicy::Any,
                 false => AddressPolicy::PublicOnly,
             },
+            overbooking_percent: self.tiers.overbooking,
             ..Limits::default()
         }
     }
@@ -372,6 +432,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let sign_on = arguments.sign_on.sign_on(&settings.site)?;
         let app = with_servers(servers, settings).await?;
         let app = app.with_sign_on(sign_on);
+        arguments.limits.tiers.set_prices(&app).await?;
         let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
         let running = start(app, arguments.listen, tls, bounds, key_file).await?;
         if arguments.json {

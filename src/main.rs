@@ -9,6 +9,7 @@ mod answering;
 mod batch_run;
 mod bench;
 mod byte_sizes;
+mod costs;
 mod demo;
 mod demo_model;
 #[cfg(test)]
@@ -67,6 +68,9 @@ enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Set prices and budgets, and sum what answers cost
+    #[command(subcommand)]
+    Costs(costs::Command),
     /// Limit what tenants may have
     #[command(subcommand)]
     Tenants(tenants::Command),
@@ -159,6 +163,7 @@ fn main() -> ExitCode {
         Command::Worker(arguments) => worker::run(*arguments),
         Command::Admin(arguments) => admin::run(*arguments),
         Command::Keys(command) => keys::run(command),
+        Command::Costs(command) => costs::run(command),
         Command::Tenants(command) => tenants::run(command),
         Command::Standalone(arguments) => standalone::run(*arguments),
         Command::Kv(command) => kv::run(&command),

@@ -5,11 +5,14 @@ use std::{net::IpAddr, ops::Deref, sync::Arc, time::Duration};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tritmill_client::{Client, http::AddressPolicy};
 use tritmill_http::{Bounds, Server, Tls};
-use tritmill_queue::{StoreError, Tenant, metrics::MeasuredStore};
+use tritmill_queue::{
+    StoreError, Tenant, billing::Price, metrics::MeasuredStore, store::charges::PriceOf,
+};
 
 use crate::{
     ApiError, CallerLimits, Secret,
     abandoned_jobs::AbandonedJobs,
+    budgets::BudgetChecks,
     changes::Changes,
     health::Readiness,
     job_waiter::JobWaiter,
@@ -50,6 +53,8 @@ pub struct Limits {
     pub streams_max: usize,
     /// Addresses that webhooks may call.
     pub webhook_addresses: AddressPolicy,
+    /// How much of the capacity of a batch's window may be promised, in percent. `None` accepts every batch.
+    pub overbooking_percent: Option<u32>,
     /// Limits per address and per key.
     pub callers: CallerLimits,
 }
@@ -64,6 +69,7 @@ impl Default for Limits {
             answer_within: Duration::from_secs(600),
             streams_max: 8192,
             webhook_addresses: AddressPolicy::PublicOnly,
+            overbooking_percent: None,
             callers: CallerLimits::of_connections(Bounds::default().connections),
         }
     }
@@ -76,6 +82,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Where the service is on the web.
     pub site: Site,
+    /// Completion windows that new batches may have; empty: any.
+    pub windows: Vec<String>,
 }
 
 /// The state shared by all requests and background tasks; cheap to clone.
@@ -110,6 +118,9 @@ pub struct State {
     pub(crate) webhook_due: Notify,
     pub(crate) metrics: Metrics,
     pub(crate) changes: Changes,
+    pub(crate) budget_checks: BudgetChecks,
+    /// Completion windows of new batches; empty: any.
+    pub(crate) windows: Vec<String>,
     /// Whether the service is stopping; ends streams that have no end of their own.
     stopping: watch::Sender<bool>,
 }
@@ -130,7 +141,7 @@ impl App {
         models: Models,
         settings: Settings,
     ) -> Self {
-        let Settings { limits, site } = settings;
+        let Settings { limits, site, windows } = settings;
         let metrics = Metrics::new(client.connections());
         let client = client.measured(&metrics.calls);
         let store: Arc<dyn FrontStore> = Arc::new(MeasuredStore::new(store, &metrics.calls));
@@ -155,6 +166,8 @@ impl App {
             webhook_due: Notify::new(),
             metrics,
             changes: Changes::default(),
+            budget_checks: BudgetChecks::default(),
+            windows,
             stopping: watch::Sender::new(false),
         }))
     }
@@ -201,6 +214,14 @@ impl App {
         let (key, secret) = new_key(Tenant::default(), KeyRole::Operate, "first");
         let is_first = self.store.add_first_key(&key, &secret.hash()).await?;
         Ok(is_first.then_some(secret))
+    }
+
+    /// Sets a price, for the answers from now on.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn set_price(&self, of: &PriceOf, price: &Price) -> Result<(), StoreError> {
+        self.store.set_price(of, price).await
     }
 
     /// Reserves one of the streams that may run at once.

@@ -14,6 +14,7 @@ pub(crate) mod audit;
 pub(crate) mod batches;
 pub(crate) mod bulk;
 mod chart;
+pub(crate) mod costs;
 pub(crate) mod dead_letters;
 pub(crate) mod files;
 mod filters;

@@ -230,6 +230,12 @@ impl ApiError {
         Self::new(status, kind, "tenant_limit_reached", message).by(limit)
     }
 
+    /// A budget that is spent. Repeating the request does not help before its period ends.
+    pub fn budget_spent(message: &str) -> Self {
+        let (status, kind) = (StatusCode::FORBIDDEN, "permission_error");
+        Self::new(status, kind, "budget_spent", message).by(Limit::Budget)
+    }
+
     /// A job that failed.
     pub fn job_failed(error: &JobError) -> Self {
         let error = &shown_errors::for_tenant(error);

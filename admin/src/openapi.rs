@@ -11,13 +11,13 @@ use utoipa::{
 };
 
 use crate::{
-    App,
+    App, costs,
     error::ErrorResponse,
     health,
     openai::{batches, completions, files, models, responses, tokenize},
     operator::{
-        audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
-        tenants, workers,
+        audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, prices,
+        queues, tenants, workers,
     },
 };
 
@@ -37,7 +37,8 @@ use crate::{
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel, batches::remove,
         batches::pause, batches::resume, batches::retry,
-        batches::archive, batches::unarchive, batches::results::read,
+        batches::archive, batches::unarchive, batches::results::read, batches::estimate::estimate,
+        costs::list, prices::list, prices::budgets, prices::set, prices::remove, prices::set_budget,
         all_batches::list, all_batches::cancel,
         all_batches::pause, all_batches::resume, all_batches::retry,
         jobs::list, jobs::count, jobs::cancel, job::one, job::run_now, job::priority,

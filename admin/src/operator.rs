@@ -17,6 +17,7 @@ pub(crate) mod jobs;
 pub(crate) mod keys;
 pub(crate) mod metadata;
 pub(crate) mod params;
+pub(crate) mod prices;
 pub(crate) mod queues;
 pub(crate) mod tenants;
 pub(crate) mod workers;

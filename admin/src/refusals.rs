@@ -44,6 +44,8 @@ pub(crate) enum Limit {
     FileBytes,
     /// API keys of the tenant.
     Keys,
+    /// Money of the tenant or of one of its API keys.
+    Budget,
     /// What waits in the queue, and why no more may.
     Queue(dispatch::Limit, Cause),
 }
@@ -60,6 +62,7 @@ impl Limit {
             Self::OpenBatches => "open_batches",
             Self::FileBytes => "file_bytes",
             Self::Keys => "keys",
+            Self::Budget => "budget",
             Self::Queue(limit, _) => limit.as_str(),
         }
     }

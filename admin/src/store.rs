@@ -13,6 +13,7 @@ pub mod batch_changes;
 pub mod batch_ends;
 pub mod batch_steps;
 pub mod batches;
+pub mod budgets;
 pub mod call_keys;
 pub mod files;
 pub mod keys;
@@ -28,6 +29,7 @@ pub use audit::Audit;
 pub use batch_ends::BatchEnds;
 pub use batch_steps::BatchSteps;
 pub use batches::{Batch, BatchId, BatchState, Batches};
+pub use budgets::Budgets;
 pub use call_keys::CallKeys;
 pub use files::{FileId, Files};
 pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
@@ -49,6 +51,7 @@ pub trait FrontStore:
     + CallKeys
     + Audit
     + Tenants
+    + Budgets
 {
 }
 
@@ -64,5 +67,6 @@ impl<S> FrontStore for S where
         + CallKeys
         + Audit
         + Tenants
+        + Budgets
 {
 }

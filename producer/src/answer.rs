@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use tritmill_queue::{
-    Choice, Completion, Embedded, ErrorKind, JobError, LengthLimit, Outcome, Timestamp,
+    Charge, Choice, Completion, Embedded, ErrorKind, JobError, LengthLimit, Outcome, Timestamp,
     TokenLogprob, Vector, VectorFormat, store::AnsweredLine,
 };
 
@@ -208,21 +208,39 @@ pub fn system_fingerprint(completion: &Completion) -> String {
 /// Returns the token counts of the answer to a single call.
 pub fn usage(completion: &Completion) -> Value {
     let mut usage = line_usage(completion);
-    let cached = completion.usage.cached_tokens;
-    usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });
+    usage["prompt_tokens_details"] = json!({ "cached_tokens": completion.usage.cached_tokens });
     let reasoning = completion.usage.reasoning_tokens;
     usage["completion_tokens_details"] = json!({ "reasoning_tokens": reasoning });
     usage
 }
 
-/// Returns the token counts of a line's answer, which depend on line and model alone.
+/// Returns the token counts of a line's answer. Without a price they depend on line and model alone; a price may count
+/// cached tokens apart.
 fn line_usage(completion: &Completion) -> Value {
     let usage = completion.usage;
-    json!({
+    let mut counts = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
-    })
+    });
+    if completion.charge.is_some() {
+        counts["prompt_tokens_details"] = json!({ "cached_tokens": usage.cached_tokens });
+        add_cost(&mut counts, completion);
+    }
+    counts
+}
+
+/// Adds what an answer costs, if it has a price.
+pub fn add_cost(usage: &mut Value, completion: &Completion) {
+    if let Some(charge) = &completion.charge {
+        usage["cost"] = cost(charge);
+        usage["currency"] = json!(charge.currency);
+    }
+}
+
+/// Returns an amount of money as a JSON number.
+pub fn cost(charge: &Charge) -> Value {
+    json!(charge.amount().parse::<f64>().unwrap_or_default())
 }
 
 /// Returns the log probabilities of tokens, which follow `offset` characters of the choice's text; `shape` as for [`body`].

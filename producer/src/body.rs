@@ -1,11 +1,11 @@
 //! Parses the body of a request: prompt and sampling parameters, by OpenAI's names and by vLLM's for
 //! what OpenAI lacks. An unsupported parameter that would change the answer is refused by its name;
-//! one that would not (`user`, `metadata`, `store`, `service_tier`, …) is checked and has no effect.
+//! one that would not (`user`, `metadata`, `store`, …) is checked and has no effect. `service_tier` decides the priority.
 
 use serde_json::{Map, Value};
 use tritmill_queue::{
-    Conversation, Grammar, Job, JobId, Priority, Prompt, QueueName, Sampling, Task, Tenant,
-    VectorFormat, job::ATTEMPTS_DEFAULT, sampling::RESULT_TOKENS_LIMIT,
+    Billing, Conversation, Grammar, Job, JobId, Priority, Prompt, QueueName, Sampling, Task,
+    Tenant, Tier, VectorFormat, job::ATTEMPTS_DEFAULT, sampling::RESULT_TOKENS_LIMIT,
 };
 
 use crate::{
@@ -86,6 +86,8 @@ pub struct Body {
     pub seed: Option<u64>,
     /// The caller's pairs of names and texts.
     pub metadata: Map<String, Value>,
+    /// The tier, if one is given: it decides the priority and the price.
+    pub tier: Option<Tier>,
 }
 
 impl Body {
@@ -99,7 +101,7 @@ impl Body {
             id,
             tenant: Tenant::default(),
             queue,
-            priority: Priority::default(),
+            priority: self.tier.map_or_else(Priority::default, Tier::priority),
             prompt: self.prompt,
             sampling: self.sampling,
             seed: self.seed.unwrap_or_else(|| derived_seed(&[id.as_bytes()])),
@@ -112,7 +114,7 @@ impl Body {
             echo,
             custom_id: None,
             line_key: None,
-            billing: tritmill_queue::Billing::default(),
+            billing: Billing { tier: self.tier.unwrap_or_default(), key: None },
         }
     }
 }
@@ -124,6 +126,7 @@ impl Body {
 pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
     let mut fields = Fields::new(map, "");
     let metadata = without_effect(&mut fields)?;
+    let tier = tier(&mut fields)?;
     let model = fields.text("model")?;
     if fields.boolean("stream")? == Some(true) {
         let problem = match endpoint {
@@ -133,9 +136,9 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
         return Err(FieldError::new("stream", "unsupported_value", problem));
     }
     match endpoint {
-        Endpoint::Embeddings => embeddings(fields, (model, metadata)),
+        Endpoint::Embeddings => embeddings(fields, Named { model, metadata, tier }),
         Endpoint::Chat | Endpoint::Completions | Endpoint::Plain => {
-            generation(endpoint, fields, (model, metadata))
+            generation(endpoint, fields, Named { model, metadata, tier })
         }
     }
 }
@@ -144,7 +147,7 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
 fn generation(
     endpoint: Endpoint,
     mut fields: Fields,
-    (model, metadata): (Option<String>, Map<String, Value>),
+    Named { model, metadata, tier }: Named,
 ) -> Result<Body, FieldError> {
     let is_chat = endpoint == Endpoint::Chat;
     let prompt = match is_chat {
@@ -171,13 +174,13 @@ fn generation(
     })?;
     check_choices(&prompt, &sampling)?;
     check_tools(&prompt, &sampling)?;
-    Ok(Body { model, task: Task::Generate, prompt, sampling, seed, metadata })
+    Ok(Body { model, task: Task::Generate, prompt, sampling, seed, metadata, tier })
 }
 
 /// Parses the rest of a request for vectors.
 fn embeddings(
     mut fields: Fields,
-    (model, metadata): (Option<String>, Map<String, Value>),
+    Named { model, metadata, tier }: Named,
 ) -> Result<Body, FieldError> {
     let prompt = prompt(Endpoint::Embeddings, &mut fields)?;
     let format = match fields.text("encoding_format")?.as_deref() {
@@ -197,7 +200,34 @@ fn embeddings(
     let (task, sampling) = (Task::Embed { format }, Sampling::default());
     // Nothing is drawn.
     let seed = Some(0);
-    Ok(Body { model, task, prompt, sampling, seed, metadata })
+    Ok(Body { model, task, prompt, sampling, seed, metadata, tier })
+}
+
+/// What a request says besides what it asks for.
+struct Named {
+    model: Option<String>,
+    metadata: Map<String, Value>,
+    tier: Option<Tier>,
+}
+
+/// Takes the tier; `None` for `auto`.
+fn tier(fields: &mut Fields) -> Result<Option<Tier>, FieldError> {
+    const TIERS: [&str; 5] = ["auto", "default", "flex", "priority", "scale"];
+    const NAME: &str = "service_tier";
+    let Some(word) = fields.text(NAME)? else { return Ok(None) };
+    match word.as_str() {
+        "auto" => Ok(None),
+        "default" | "scale" => Ok(Some(Tier::Default)),
+        "flex" => Ok(Some(Tier::Flex)),
+        "priority" => Ok(Some(Tier::Priority)),
+        _ => Err(not_among(NAME, &TIERS, &word)),
+    }
+}
+
+fn not_among(name: &str, words: &[&str], found: &str) -> FieldError {
+    let found = crate::fields::shorten(found);
+    let problem = format!("must be one of {}, got '{found}'", words.join(", "));
+    FieldError::new(name, "invalid_value", problem)
 }
 
 /// Takes the parameters that do not change an answer; returns the metadata.
@@ -207,17 +237,12 @@ fn without_effect(fields: &mut Fields) -> Result<Map<String, Value>, FieldError>
     const NAME_MAX: usize = 64;
     const TEXT_MAX: usize = 512;
     const VERBOSITIES: [&str; 3] = ["low", "medium", "high"];
-    const TIERS: [&str; 5] = ["auto", "default", "flex", "priority", "scale"];
     for name in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
         fields.text(name)?;
     }
     fields.boolean("store")?;
-    for (name, words) in [("service_tier", &TIERS[..]), ("verbosity", &VERBOSITIES)] {
-        if let Some(word) = fields.text(name)?.filter(|word| !words.contains(&word.as_str())) {
-            let found = crate::fields::shorten(&word);
-            let problem = format!("must be one of {}, got '{found}'", words.join(", "));
-            return Err(FieldError::new(name, "invalid_value", problem));
-        }
+    if let Some(word) = fields.text("verbosity")?.filter(|word| !VERBOSITIES.contains(&&**word)) {
+        return Err(not_among("verbosity", &VERBOSITIES, &word));
     }
     let metadata = match fields.take("metadata") {
         None => return Ok(Map::new()),

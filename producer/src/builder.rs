@@ -137,7 +137,8 @@ impl JobBuilder {
         // `build` sets the seed.
         let (sampling, metadata) = (Sampling::default(), Map::new());
         let task = Task::Generate;
-        let body = Body { model: None, task, prompt, sampling, seed: Some(0), metadata };
+        let body =
+            Body { model: None, task, prompt, sampling, seed: Some(0), metadata, tier: None };
         let job = body.job(JobId::generate(), queue);
         Self { job, seed: None, traceparent: None, idempotency_key: None }
     }

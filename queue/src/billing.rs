@@ -9,7 +9,10 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{job::UnknownWord, outcome::Usage};
+use crate::{
+    job::{Priority, UnknownWord},
+    outcome::Usage,
+};
 
 /// Decimal digits of a price per million tokens after the point.
 const PRICE_DIGITS: usize = 6;
@@ -41,6 +44,15 @@ impl Tier {
     /// All tiers.
     pub const ALL: [Self; 5] =
         [Self::Priority, Self::Default, Self::Flex, Self::Batch, Self::Background];
+
+    /// Returns the priority of its jobs.
+    pub const fn priority(self) -> Priority {
+        match self {
+            Self::Priority | Self::Default => Priority::High,
+            Self::Flex | Self::Batch => Priority::Normal,
+            Self::Background => Priority::Low,
+        }
+    }
 
     /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
@@ -98,10 +110,17 @@ impl FromStr for Currency {
     }
 }
 
-/// A price is not a decimal number that can be stored.
+/// A text is no price or amount that can be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("must be a decimal number from 0 to 100000 with at most six digits after the point")]
-pub struct InvalidAmount;
+#[error("must be a decimal number from 0 to {max} with at most {digits} digits after the point")]
+pub struct InvalidAmount {
+    max: u64,
+    digits: usize,
+}
+
+const NO_PRICE: InvalidAmount = InvalidAmount { max: PRICE_MAX / 1_000_000, digits: PRICE_DIGITS };
+const NO_AMOUNT: InvalidAmount =
+    InvalidAmount { max: i64::MAX as u64 / 1_000_000_000, digits: CHARGE_DIGITS };
 
 /// Prices of the tokens of a model in a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +140,7 @@ pub struct Price {
 /// # Errors
 /// If it is no decimal number, negative, too high or too long.
 pub fn parse_price(text: &str) -> Result<u64, InvalidAmount> {
-    decimal(text, PRICE_DIGITS).filter(|amount| *amount <= PRICE_MAX).ok_or(InvalidAmount)
+    decimal(text, PRICE_DIGITS).filter(|amount| *amount <= PRICE_MAX).ok_or(NO_PRICE)
 }
 
 /// Writes picounits per token as the price of a million tokens.
@@ -135,7 +154,7 @@ pub fn write_price(picounits: u64) -> String {
 /// If it is no decimal number, negative, or has more than nine digits after the point.
 pub fn parse_amount(text: &str) -> Result<i64, InvalidAmount> {
     let amount = decimal(text, CHARGE_DIGITS).and_then(|amount| i64::try_from(amount).ok());
-    amount.ok_or(InvalidAmount)
+    amount.ok_or(NO_AMOUNT)
 }
 
 impl Price {
@@ -225,7 +244,7 @@ mod tests {
         let wrong =
             ["", ".5", "5.", "-1", "+1", "1e3", "0.0000001", "100000.1", "1_000", "٣", "NaN"];
         for text in wrong {
-            assert_eq!(parse_price(text), Err(InvalidAmount), "{text}");
+            assert_eq!(parse_price(text), Err(NO_PRICE), "{text}");
         }
         assert_eq!(parse_price("100000"), Ok(PRICE_MAX));
         assert_eq!(parse_amount("12.50"), Ok(12_500_000_000));

@@ -329,6 +329,12 @@ impl Job {
 
     /// Estimated number of tokens: the prompt by its length, and the most that may be generated.
     pub fn cost(&self) -> u32 {
+        let (prompt, generated) = self.estimated_tokens();
+        prompt.saturating_add(generated).max(1)
+    }
+
+    /// Estimated number of tokens of the prompt, by its length, and the most that may be generated.
+    pub fn estimated_tokens(&self) -> (u32, u32) {
         fn tokens(prompt: &Prompt) -> usize {
             match prompt {
                 Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
@@ -345,7 +351,7 @@ impl Job {
             Task::Tokenize { .. } | Task::Detokenize | Task::Embed { .. } => 0,
         };
         let generated = each.saturating_mul(self.choice_count());
-        u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
+        (u32::try_from(prompt).unwrap_or(u32::MAX), generated)
     }
 }
 

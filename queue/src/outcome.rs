@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{job::ToolCall, vector::Embedded};
+use crate::{billing::Charge, job::ToolCall, vector::Embedded};
 
 /// Reason for the end of a choice's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,6 +154,9 @@ pub struct Completion {
     /// The vectors that were asked for, instead of choices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedded: Option<Embedded>,
+    /// What it costs, if it has a price. The store fixes that when it records the answer: it is no part of the encoding.
+    #[serde(skip)]
+    pub charge: Option<Charge>,
 }
 
 /// The tokens of a prompt.

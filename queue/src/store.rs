@@ -69,7 +69,6 @@ pub use waiting::WaitingJobs;
 pub use workers::Workers;
 
 use crate::{
-    billing::Charge,
     dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
     outcome::{JobError, Outcome},
@@ -164,8 +163,6 @@ pub struct FinishedJob {
     pub state: JobState,
     /// The answer or the last error; `None` for a cancelled job.
     pub outcome: Option<Outcome>,
-    /// What the answer costs, if it had a price.
-    pub charge: Option<Charge>,
 }
 
 /// A job with its state and errors.

@@ -100,7 +100,8 @@ async fn charges_are_fixed_with_the_answer_and_summed_by_day() {
                 store.finish(&[finished(claim, outcome.clone())]).await.unwrap();
             }
             let ended = store.finished(&[job.id]).await.unwrap();
-            ended[0].charge.as_ref().map(|charge| charge.nanounits)
+            let Some(Outcome::Completed(completion)) = &ended[0].outcome else { return None };
+            completion.charge.as_ref().map(|charge| charge.nanounits)
         };
         assert_eq!(run(Tier::Default, counted(7, 0, 7)).await, None);
         store.set_price(&any, &price(2_000_000)).await.unwrap();

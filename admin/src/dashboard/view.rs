@@ -64,6 +64,7 @@ pub(super) const LINKS: [&[Link]; 3] = [
     ],
     &[
         link("/dashboard/workers", "Workers", KeyRole::Operate, "M4.5 4.5h7v7h-7zM6.5 2v2.5m3-2.5v2.5m-3 7V14m3-2.5V14M2 6.5h2.5m-2.5 3h2.5m7-3H14m-2.5 3H14"),
+        link("/dashboard/costs", "Costs", KeyRole::Read, "M8 2.5a5.5 5.5 0 1 0 0 11 5.5 5.5 0 0 0 0-11Zm1.8 3.6C9.3 5.5 8.7 5.3 8 5.3c-1 0-1.8.5-1.8 1.3 0 1.9 3.7.9 3.7 2.8 0 .8-.8 1.3-1.9 1.3-.8 0-1.5-.3-2-.9M8 4.3v7.4"),
         link("/dashboard/tenants", "Tenants", KeyRole::Operate, "M8 7.5a2.5 2.5 0 1 0 0-5 2.5 2.5 0 0 0 0 5Zm-5.5 6c.6-2.6 2.8-4 5.5-4s4.9 1.4 5.5 4"),
         link("/dashboard/dead-letters", "Dead letters", KeyRole::Operate, "M2.5 4h11v8h-11zm0 .5L8 9l5.5-4.5"),
         link("/dashboard/integrity", "Integrity", KeyRole::Operate, "M8 2 3 4v4c0 3 2.2 5 5 6 2.8-1 5-3 5-6V4L8 2ZM5.8 8l1.6 1.6L10.4 6.5"),

@@ -98,6 +98,7 @@ async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<
     claim.batch.error_file = state.errors.map(|part| part.file);
     (claim.batch.completed, claim.batch.failed) = (state.completed, state.failed);
     claim.batch.usage = state.usage;
+    claim.batch.cost.clone_from(&state.cost);
     let not_storable = std::mem::take(&mut claim.batch.steps.not_storable);
     claim.batch.steps = StepState { not_storable, ..StepState::default() };
     claim.batch.enter(
@@ -180,8 +181,13 @@ fn output_line(
     match end {
         Some(EndedJob { outcome: Some(outcome), state, finished_at, .. }) => {
             output.state.overdue |= outcome == Outcome::Expired;
-            if let (Outcome::Completed(answer), Some(usage)) = (&outcome, &mut output.state.usage) {
-                usage.add(answer.usage);
+            if let Outcome::Completed(answer) = &outcome {
+                if let Some(usage) = &mut output.state.usage {
+                    usage.add(answer.usage);
+                }
+                if let Some(charge) = &answer.charge {
+                    charge.add_to(&mut output.state.cost);
+                }
             }
             (state, asked.ended(batch, outcome, finished_at))
         }

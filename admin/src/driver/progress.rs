@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tritmill_client::ClientError;
-use tritmill_queue::{Job, JobId, JobState, StoreError};
+use tritmill_queue::{Billing, Job, JobId, JobState, StoreError};
 
 use super::{
     Budget, Interrupted, JobsChange, Next, change_jobs, lines, numbering, rerun::Pass, save,
@@ -282,9 +282,15 @@ fn job(batch: &Batch, pass: &Pass, line: lines::Line) -> Option<(Job, FilePositi
     let request = line.parsed.ok()?;
     let number = u32::try_from(request.number).ok().filter(|number| pass.runs(*number))?;
     let queue = batch.queue.clone()?;
+    // A line's own tier decides before the batch's.
+    let (priority, tier) = match request.body.tier {
+        Some(tier) => (tier.priority(), tier),
+        None => (batch.priority, batch.tier()),
+    };
     let job = Job {
         tenant: batch.tenant.clone(),
-        priority: batch.priority,
+        priority,
+        billing: Billing { tier, key: batch.key },
         expires_at: Some(batch.expires_at),
         line_key: Some(request.key),
         ..request.job(batch.id.job(number), queue)

@@ -1,13 +1,15 @@
 //! `/v1/batches`: files that are answered line by line.
 
 mod changes;
+pub(crate) mod estimate;
 mod request;
 pub(crate) mod results;
 
 use axum::{Json, extract::Path, http::HeaderMap};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tritmill_queue::{Timestamp, Usage, store::Page};
+use tritmill_client::answer;
+use tritmill_queue::{Charge, Timestamp, Usage, store::Page};
 use utoipa::ToSchema;
 
 pub(crate) use self::changes::{
@@ -28,7 +30,7 @@ use crate::{
     store::{
         Batch, BatchId, BatchState, FileId,
         batches::{BatchDeletion, BatchTimes, Creation},
-        files::FilePurpose,
+        files::{FilePurpose, StoredFile},
         step_state::{BatchError, FilePosition, StepState},
         webhooks::Webhook,
     },
@@ -101,6 +103,24 @@ pub(crate) struct BatchUsage {
     output_tokens: u64,
     output_tokens_details: OutputTokens,
     total_tokens: u64,
+    /// What the answers cost, by currency; empty without prices.
+    cost: Vec<CostView>,
+}
+
+/// An amount of money.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Cost)]
+pub(crate) struct CostView {
+    currency: String,
+    #[schema(value_type = f64)]
+    amount: Value,
+}
+
+impl From<&Charge> for CostView {
+    fn from(charge: &Charge) -> Self {
+        let currency = charge.currency.as_str().to_owned();
+        Self { currency, amount: answer::cost(charge) }
+    }
 }
 
 /// Tokens of the prompts by how they were computed.
@@ -117,9 +137,10 @@ pub(crate) struct OutputTokens {
     reasoning_tokens: u64,
 }
 
-impl From<Usage> for BatchUsage {
-    fn from(usage: Usage) -> Self {
+impl BatchUsage {
+    fn new(usage: Usage, cost: &[Charge]) -> Self {
         Self {
+            cost: cost.iter().map(CostView::from).collect(),
             input_tokens: usage.prompt_tokens,
             input_tokens_details: InputTokens { cached_tokens: usage.cached_tokens },
             output_tokens: usage.completion_tokens,
@@ -175,7 +196,7 @@ impl From<Batch> for BatchView {
                 completed: batch.completed,
                 failed: batch.failed,
             },
-            usage: batch.output.and(batch.usage).map(BatchUsage::from),
+            usage: batch.output.and(batch.usage).map(|usage| BatchUsage::new(usage, &batch.cost)),
             metadata: batch.metadata,
             webhook: batch.webhook.map(WebhookView::from),
             archived_at: at(batch.archived_at),
@@ -222,18 +243,17 @@ pub(crate) async fn create_batch(
     body: Map<String, Value>,
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
-    let new = NewBatch::parse(body, app.limits.webhook_addresses)?;
-    let no_file = || ApiError::not_found("file", &new.input).at("input_file_id");
-    let input: FileId = new.input.parse().map_err(|_| no_file())?;
-    let file = app.store.file(&caller.tenant, input).await?.ok_or_else(no_file)?;
-    if file.purpose != FilePurpose::Batch {
-        let message = "input_file_id must be a file of purpose 'batch'";
-        return Err(ApiError::invalid_value("input_file_id", message));
-    }
+    let new = NewBatch::parse(body, app)?;
+    let file = input_of(app, caller, &new.input).await?;
+    app.budget_checks.check(app, caller).await?;
+    let asked = estimate::read(app, &file, new.tier()).await?;
+    estimate::check_capacity(app, &asked, new.within, new.tier()).await?;
+    let input = file.id;
     let created_at = app.client.now().await?;
     let batch = Batch {
         id: BatchId::generate(),
         tenant: caller.tenant.clone(),
+        key: Some(caller.key),
         state: BatchState::Validating,
         endpoint: new.endpoint,
         input,
@@ -251,6 +271,8 @@ pub(crate) async fn create_batch(
         completed: 0,
         failed: 0,
         usage: None,
+        cost: Vec::new(),
+        tokens: Some(asked.tokens()),
         errors: Vec::new(),
         output: None,
         error_file: None,
@@ -277,6 +299,18 @@ pub(crate) async fn create_batch(
         tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
     }
     Ok(known.unwrap_or(batch))
+}
+
+/// Returns the input file of a new batch.
+async fn input_of(app: &App, caller: &Caller, input: &str) -> Result<StoredFile, ApiError> {
+    let no_file = || ApiError::not_found("file", input).at("input_file_id");
+    let id: FileId = input.parse().map_err(|_| no_file())?;
+    let file = app.store.file(&caller.tenant, id).await?.ok_or_else(no_file)?;
+    if file.purpose != FilePurpose::Batch {
+        let message = "input_file_id must be a file of purpose 'batch'";
+        return Err(ApiError::invalid_value("input_file_id", message));
+    }
+    Ok(file)
 }
 
 /// Whether both batches come from equal requests.

@@ -1,6 +1,6 @@
 //! A single call: a request that becomes a job with a caller who waits for the answer.
 //!
-//! The job has priority high, and the time limit as its deadline: if it would miss that, it is
+//! The job has priority high, unless its tier is `flex`, and the time limit as its deadline: if it would miss that, it is
 //! refused at once. If the caller disconnects or the time limit passes, the job is cancelled. With an idempotency key it goes on:
 //! the same call again gets its answer.
 
@@ -14,7 +14,7 @@ use tokio::{
 };
 use tritmill_client::{Body, ClientError};
 use tritmill_queue::{
-    Completion, FinishedJob, Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp,
+    Billing, Completion, FinishedJob, Job, JobId, JobState, QueueName, Tenant, Timestamp,
     TraceParent,
 };
 
@@ -81,6 +81,7 @@ pub(super) async fn submit(
 ) -> Result<AcceptedCall, ApiError> {
     let CallContext { caller, traceparent, limit, stream, echo, key } = context;
     let queue = queue_of(&app, &body).await?;
+    app.budget_checks.check(&app, &caller).await?;
     let created = app.client.now().await?;
     let id = match &key {
         Some((key, hash)) => {
@@ -88,9 +89,11 @@ pub(super) async fn submit(
         }
         None => JobId::generate(),
     };
+    let tier = body.tier.unwrap_or_default();
     let job = Job {
         tenant: caller.tenant,
-        priority: Priority::High,
+        priority: tier.priority(),
+        billing: Billing { tier, key: Some(caller.key) },
         stream,
         expires_at: Some(created.after(limit)),
         traceparent,

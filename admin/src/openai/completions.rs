@@ -111,8 +111,11 @@ impl Request {
             Endpoint::Embeddings => None,
             _ => Streaming::take(&mut map)?,
         };
-        let echo = echo(&map);
+        let mut echo = echo(&map);
         let body = parse_body(endpoint, map)?;
+        if let Some(tier) = echo.get_mut("service_tier") {
+            *tier = body.tier.unwrap_or_default().as_str().into();
+        }
         let permit = streaming.map(|_| app.stream_permit()).transpose()?;
         let stream = streaming.is_some();
         let context = CallContext { caller, traceparent, limit, stream, echo: echo.clone(), key };
@@ -136,10 +139,6 @@ fn echo(body: &Map<String, Value>) -> Map<String, Value> {
     let given = |name: &str| Some((name.to_owned(), body.get(name)?.clone()));
     let mut echo: Map<String, Value> = REPEATED.into_iter().filter_map(given).collect();
     echo.retain(|_, value| !value.is_null());
-    // There is one tier.
-    if let Some(tier) = echo.get_mut("service_tier") {
-        *tier = "default".into();
-    }
     echo
 }
 

@@ -12,7 +12,7 @@ use axum::{
 use serde_json::{Map, Value};
 use tritmill_client::{ResponseRequest, answer_message, parse_response};
 use tritmill_queue::{
-    Conversation, Job, JobId, JobState, Message, Outcome, Prompt, Role, store::JobRecord,
+    Billing, Conversation, Job, JobId, JobState, Message, Outcome, Prompt, Role, store::JobRecord,
 };
 
 use self::{
@@ -66,14 +66,25 @@ pub(crate) async fn create(
         let before = conversation_of(&app, &caller, previous).await?;
         continue_from(&mut body.prompt, before);
     }
+    if let Some(tier) = repeated.get_mut("service_tier") {
+        *tier = body.tier.unwrap_or_default().as_str().into();
+    }
     if background {
         if streaming.is_some() {
             let message = "stream cannot be combined with background: follow the job's events";
             return Err(ApiError::invalid("unsupported_value", message).at("stream"));
         }
         let queue = call::queue_of(&app, &body).await?;
+        app.budget_checks.check(&app, &caller).await?;
         let id = JobId::generate();
-        let job = Job { tenant: caller.tenant, traceparent, echo: repeated, ..body.job(id, queue) };
+        let billing = Billing { tier: body.tier.unwrap_or_default(), key: Some(caller.key) };
+        let job = Job {
+            tenant: caller.tenant,
+            traceparent,
+            echo: repeated,
+            billing,
+            ..body.job(id, queue)
+        };
         app.client.submit(job.clone()).await?;
         return Ok(
             Json(view::response(&job, &Status::Unfinished(JobState::Queued))).into_response()

@@ -19,7 +19,7 @@ pub(super) const LIST_DEFAULT: u64 = 50;
 pub(super) const LIST_MAX: u64 = 200;
 
 /// Parses a parameter.
-pub(super) fn parsed<T: FromStr>(
+pub(crate) fn parsed<T: FromStr>(
     param: &'static str,
     expected: &str,
     text: Option<&str>,
@@ -63,7 +63,7 @@ pub(crate) fn queue(text: &str) -> Result<QueueName, ApiError> {
 }
 
 /// Checks the name of a tenant.
-pub(super) fn tenant(name: &str) -> Result<Tenant, ApiError> {
+pub(crate) fn tenant(name: &str) -> Result<Tenant, ApiError> {
     if name.is_empty() || name.contains('\0') {
         let message = "tenant must be a non-empty name without NUL characters";
         return Err(ApiError::invalid_value("tenant", message));

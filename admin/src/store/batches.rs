@@ -22,7 +22,8 @@ use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tritmill_queue::{
-    JobId, Priority, QueueName, StoreError, Tenant, Timestamp, Usage, job::UnknownWord, store::Page,
+    Charge, JobId, Priority, QueueName, StoreError, Tenant, Tier, Timestamp, Usage,
+    job::UnknownWord, store::Page,
 };
 use uuid::Uuid;
 
@@ -199,6 +200,9 @@ pub struct Batch {
     pub id: BatchId,
     /// Its tenant.
     pub tenant: Tenant,
+    /// The API key that created it.
+    #[serde(default)]
+    pub key: Option<Uuid>,
     /// Its state.
     pub state: BatchState,
     /// The endpoint of all its lines.
@@ -242,6 +246,12 @@ pub struct Batch {
     /// wrote some of it.
     #[serde(default)]
     pub usage: Option<Usage>,
+    /// What those lines cost, by currency.
+    #[serde(default)]
+    pub cost: Vec<Charge>,
+    /// Estimated tokens of all its lines.
+    #[serde(default)]
+    pub tokens: Option<u64>,
     /// Errors in its file.
     #[serde(default)]
     pub errors: Vec<BatchError>,
@@ -286,6 +296,11 @@ impl Batch {
         self.state.is_terminal().then(|| webhook.next_at.unwrap_or_default())
     }
 
+    /// Returns the tier of lines without one of their own.
+    pub fn tier(&self) -> Tier {
+        tier_of(&self.completion_window)
+    }
+
     /// Returns the length of its completion window.
     pub fn window(&self) -> Duration {
         parse_window(&self.completion_window).unwrap_or(WINDOW_MAX)
@@ -313,8 +328,19 @@ impl Batch {
 /// Longest completion window.
 const WINDOW_MAX: Duration = Duration::from_secs(365 * 86_400);
 
-/// Parses a completion window such as `24h`, `90s` or `7d`.
+/// The completion window without a promise: its lines run with priority low.
+pub const BACKGROUND: &str = "background";
+
+/// Returns the tier of the lines of a batch with a completion window.
+pub fn tier_of(window: &str) -> Tier {
+    if window == BACKGROUND { Tier::Background } else { Tier::Batch }
+}
+
+/// Parses a completion window such as `24h`, `90s` or `7d`, or [`BACKGROUND`].
 pub fn parse_window(text: &str) -> Option<Duration> {
+    if text == BACKGROUND {
+        return Some(WINDOW_MAX);
+    }
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds = match unit {
         "s" => 1,

@@ -9,13 +9,14 @@ use tritmill_queue::{
 use uuid::Uuid;
 
 use super::{
-    ApiKey, Audit, Batch, BatchEnds, BatchId, BatchSteps, Batches, CallKeys, FileId, Files,
-    KeyHash, Keys, Sessions, Tenants,
+    ApiKey, Audit, Batch, BatchEnds, BatchId, BatchSteps, Batches, Budgets, CallKeys, FileId,
+    Files, KeyHash, Keys, Sessions, Tenants,
     audit::AuditEntry,
     batch_changes::{BatchChange, Changed},
     batch_ends::{EndsPage, KnownEnd, LineEnd},
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
     batches::{BatchDeletion, BatchFilter, Creation},
+    budgets::{Budget, BudgetOf},
     call_keys::{CallKey, KeyedCall},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
@@ -23,6 +24,11 @@ use super::{
 
 measured! {
     MeasuredStore, CALLS,
+    Budgets {
+        fn budgets(tenant: Option<&Tenant>) -> Result<Vec<Budget>, StoreError>;
+        fn set_budget(budget: &Budget) -> Result<(), StoreError>;
+        fn delete_budget(of: &BudgetOf) -> Result<bool, StoreError>;
+    }
     Keys {
         fn add_key(key: &ApiKey, hash: &KeyHash) -> Result<(), StoreError>;
         fn add_first_key(key: &ApiKey, hash: &KeyHash) -> Result<bool, StoreError>;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tritmill_queue::{JobState, Timestamp, Usage, store::EndMark};
+use tritmill_queue::{Charge, JobState, Timestamp, Usage, store::EndMark};
 
 use super::files::FileId;
 
@@ -177,6 +177,9 @@ pub struct AssemblyState {
     /// Tokens of the written answers; `None` if a program without this count wrote some of them.
     #[serde(default)]
     pub usage: Option<Usage>,
+    /// What they cost, by currency.
+    #[serde(default)]
+    pub cost: Vec<Charge>,
     /// Whether a line expired.
     pub overdue: bool,
 }
@@ -190,6 +193,7 @@ impl Default for AssemblyState {
             completed: 0,
             failed: 0,
             usage: Some(Usage::default()),
+            cost: Vec::new(),
             overdue: false,
         }
     }

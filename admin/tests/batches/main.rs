@@ -55,6 +55,7 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
     Batch {
         id: BatchId::generate(),
         tenant: owner.clone(),
+        key: None,
         state: BatchState::Validating,
         endpoint: "/v1/completions".into(),
         input,
@@ -72,6 +73,8 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         completed: 0,
         failed: 0,
         usage: None,
+        cost: Vec::new(),
+        tokens: None,
         errors: Vec::new(),
         output: None,
         error_file: None,

@@ -1,11 +1,13 @@
 //! Prices, and the charges of answers by day.
 
+use std::str::FromStr;
+
 use async_trait::async_trait;
 
 use super::StoreError;
 use crate::{
     billing::{Charge, Price, Tier},
-    job::{Tenant, Timestamp},
+    job::{Tenant, Timestamp, UnknownWord},
     outcome::Usage,
 };
 
@@ -55,6 +57,36 @@ pub struct ChargeGroups {
     pub model: bool,
     /// A sum for each tier.
     pub tier: bool,
+}
+
+impl ChargeGroups {
+    /// Returns by how many things charges are summed, beside the currency.
+    pub fn count(self) -> usize {
+        [self.day, self.tenant, self.key, self.model, self.tier]
+            .into_iter()
+            .filter(|by| *by)
+            .count()
+    }
+}
+
+impl FromStr for ChargeGroups {
+    type Err = UnknownWord;
+
+    /// Parses a list of `day`, `tenant`, `key`, `model` and `tier`, separated by commas.
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let mut groups = Self::default();
+        for word in text.split(',') {
+            match word {
+                "day" => groups.day = true,
+                "tenant" => groups.tenant = true,
+                "key" => groups.key = true,
+                "model" => groups.model = true,
+                "tier" => groups.tier = true,
+                _ => return Err(UnknownWord { what: "group", word: word.to_owned() }),
+            }
+        }
+        Ok(groups)
+    }
 }
 
 /// A sum of charges. What they are not summed by is `None`.

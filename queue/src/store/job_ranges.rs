@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Progress, StoreError};
 use crate::{
-    billing::Charge,
     job::{JobId, JobState, Timestamp},
     outcome::Outcome,
 };
@@ -27,8 +26,6 @@ pub struct EndedJob {
     pub custom_id: Option<String>,
     /// The key of that line.
     pub line_key: Option<[u8; 32]>,
-    /// What the answer costs, if it had a price.
-    pub charge: Option<Charge>,
 }
 
 /// A place in the order in which jobs end, as the store sees it; the default is before all of them.

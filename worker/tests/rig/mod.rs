@@ -54,6 +54,7 @@ pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
         line_key: None,
+        billing: tritmill_queue::Billing::default(),
         custom_id: None,
     }
 }

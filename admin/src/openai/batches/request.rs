@@ -7,13 +7,13 @@ use tritmill_client::{
     Endpoint, Fields,
     http::{AddressPolicy, check_target},
 };
-use tritmill_queue::Priority;
+use tritmill_queue::{Priority, Tier};
 
 use crate::{
-    ApiError,
+    ApiError, App,
     openai::files::{EXPIRES_S, invalid_expiry},
     store::{
-        batches::parse_window,
+        batches::{BACKGROUND, parse_window, tier_of},
         webhooks::{Webhook, WebhookSecret},
     },
     webhooks::signature,
@@ -41,11 +41,19 @@ pub(super) struct NewBatch {
 }
 
 impl NewBatch {
-    /// Parses a body. `allowed` says which addresses webhooks may call.
+    /// Parses a body for a service, of which the settings say which windows and webhooks there may be.
     ///
     /// # Errors
     /// Names the first invalid field.
-    pub fn parse(map: Map<String, Value>, allowed: AddressPolicy) -> Result<Self, ApiError> {
+    pub fn parse(map: Map<String, Value>, app: &App) -> Result<Self, ApiError> {
+        Self::parse_with(map, app.limits.webhook_addresses, &app.windows)
+    }
+
+    fn parse_with(
+        map: Map<String, Value>,
+        allowed: AddressPolicy,
+        windows: &[String],
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::new(map, "");
         let mut required =
             |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
@@ -56,11 +64,20 @@ impl NewBatch {
             return Err(ApiError::invalid_value("endpoint", message));
         }
         let within = parse_window(&window).ok_or_else(|| {
-            let message = "completion_window must be a number and one of s, m, h, d, at most 365d";
+            let message = "completion_window must be 'background', or a number and one of s, m, h, d, at most 365d";
             ApiError::invalid_value("completion_window", message)
         })?;
+        if !windows.is_empty() && !windows.contains(&window) {
+            let message = format!("completion_window must be one of {}", windows.join(", "));
+            return Err(ApiError::invalid_value("completion_window", message));
+        }
         let priority = match fields.text("priority")?.as_deref().map(str::parse) {
+            None if window == BACKGROUND => Priority::Low,
             None => Priority::Normal,
+            Some(Ok(Priority::Normal)) if window == BACKGROUND => {
+                let message = "priority must be 'low' with the completion window 'background'";
+                return Err(ApiError::invalid_value("priority", message));
+            }
             Some(Ok(priority @ (Priority::Normal | Priority::Low))) => priority,
             Some(_) => {
                 let message =
@@ -73,6 +90,11 @@ impl NewBatch {
         let webhook = fields.take("webhook").map(|value| webhook(value, allowed)).transpose()?;
         fields.finish()?;
         Ok(Self { input, endpoint, window, within, priority, metadata, output_expires_s, webhook })
+    }
+
+    /// Returns the tier of its lines.
+    pub fn tier(&self) -> Tier {
+        tier_of(&self.window)
     }
 }
 
@@ -152,7 +174,8 @@ mod tests {
                 panic!("objects")
             };
             map.extend(change);
-            let error = NewBatch::parse(map, AddressPolicy::PublicOnly).err()?;
+            let windows = ["1h", "24h", "background"].map(str::to_owned);
+            let error = NewBatch::parse_with(map, AddressPolicy::PublicOnly, &windows).err()?;
             Some(error.param().expect("a field").to_owned())
         };
         assert_eq!(invalid(json!({ "metadata": { "a": "b" }, "priority": "low" })), None);
@@ -162,6 +185,8 @@ mod tests {
         for (wrong, param) in [
             (json!({ "endpoint": "/v1/moderations" }), "endpoint"),
             (json!({ "completion_window": "soon" }), "completion_window"),
+            (json!({ "completion_window": "2h" }), "completion_window"),
+            (json!({ "completion_window": "background", "priority": "normal" }), "priority"),
             (json!({ "metadata": [] }), "metadata"),
             (json!({ "metadata": many }), "metadata"),
             (json!({ "metadata": { "a": "x".repeat(513) } }), "metadata"),

@@ -84,13 +84,15 @@ fn failure(error: &JobError) -> Value {
 
 fn usage(completion: &Completion) -> Value {
     let usage = completion.usage;
-    json!({
+    let mut counts = json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": { "cached_tokens": usage.cached_tokens },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
         "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
-    })
+    });
+    answer::add_cost(&mut counts, completion);
+    counts
 }
 
 /// Returns the id of a call.

@@ -16,6 +16,7 @@ mod batch_claims;
 mod batch_ends;
 mod batch_steps;
 mod batches;
+mod budgets;
 mod call_keys;
 mod files;
 mod keys;

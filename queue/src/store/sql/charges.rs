@@ -5,13 +5,13 @@ use async_trait::async_trait;
 use super::{
     SqlStore,
     calls::{Row, query},
-    dialect::storable,
+    dialect::{self, storable},
     rows,
 };
 use crate::{
     billing::{Charge, Price, Tier},
     job::Tenant,
-    outcome::Usage,
+    outcome::{Outcome, Usage},
     store::{
         StoreError,
         charges::{ChargeFilter, ChargeGroups, ChargeSum, Charges, PriceOf},
@@ -21,8 +21,17 @@ use crate::{
 /// The name of every model, and of every tier.
 const ANY: &str = "*";
 
+/// Returns the outcome of a job, an answer with its charge, and whether a later release wrote it.
+pub(crate) fn outcome(row: &Row) -> Result<(Option<Outcome>, bool), StoreError> {
+    let (mut outcome, is_later) = dialect::outcome(row)?;
+    if let Some(Outcome::Completed(completion)) = &mut outcome {
+        completion.charge = charge(row)?;
+    }
+    Ok((outcome, is_later))
+}
+
 /// Returns the charge in the columns `charge` and `currency`.
-pub(crate) fn charge(row: &Row) -> Result<Option<Charge>, StoreError> {
+fn charge(row: &Row) -> Result<Option<Charge>, StoreError> {
     let Some(nanounits) = rows::get::<Option<i64>>(row, "charge")? else { return Ok(None) };
     Ok(Some(Charge { currency: rows::word(row, "currency")?, nanounits }))
 }

@@ -78,11 +78,10 @@ fn ended(row: &Row) -> Result<EndedJob, StoreError> {
     Ok(EndedJob {
         id: rows::id(row, "id")?,
         state: rows::state(row)?,
-        outcome: dialect::outcome(row)?.0,
+        outcome: charges::outcome(row)?.0,
         finished_at: rows::time(row, "finished_at")?,
         custom_id: rows::get(row, "custom_id")?,
         line_key: key.transpose()?,
-        charge: charges::charge(row)?,
     })
 }
 

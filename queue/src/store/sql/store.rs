@@ -155,17 +155,12 @@ impl Store for SqlStore {
         let found = self.fetch_all(found.bind(dialect::id_list(ids.iter().copied()))).await?;
         let mut finished = Vec::with_capacity(found.len());
         for row in &found {
-            let (id, (outcome, is_later)) = (rows::id(row, "id")?, dialect::outcome(row)?);
+            let (id, (outcome, is_later)) = (rows::id(row, "id")?, charges::outcome(row)?);
             match outcome {
                 Some(Outcome::Error(error)) if is_later => {
                     tracing::warn!(job = %id, %error, "an outcome of a later release");
                 }
-                outcome => finished.push(FinishedJob {
-                    id,
-                    state: rows::state(row)?,
-                    outcome,
-                    charge: charges::charge(row)?,
-                }),
+                outcome => finished.push(FinishedJob { id, state: rows::state(row)?, outcome }),
             }
         }
         Ok(finished)
@@ -214,7 +209,7 @@ pub(super) async fn records(store: &SqlStore, ids: &[JobId]) -> Result<Vec<JobRe
     let ids = dialect::id_list(ids.iter().copied());
     let found = query(concat!(
         "SELECT id, jobs.model, jobs.format, jobs.tenant, priority, attempts_max, job, state, epoch,
-                attempts, outcome, finished_at
+                attempts, outcome, finished_at, charge, currency
          FROM ",
         all_jobs!(),
         " AS jobs LEFT JOIN results ON results.job_id = jobs.id AND results.job_id ",
@@ -243,7 +238,7 @@ pub(super) async fn records(store: &SqlStore, ids: &[JobId]) -> Result<Vec<JobRe
             state: rows::state(row)?,
             epoch: rows::integer(row, "epoch")?,
             attempts: rows::attempts(row, "attempts")?,
-            outcome: dialect::outcome(row)?.0,
+            outcome: charges::outcome(row)?.0,
             finished_at: rows::time_or_none(row, "finished_at")?,
             errors,
         })
