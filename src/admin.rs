@@ -14,8 +14,8 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tritmill_admin::store::batches::parse_window;
 use tritmill_admin::{
-    App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Network, Proxies, Secret,
-    Settings, Site, Tls, Watch, WebOrigin, Webhooks, router,
+    App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Network, Proxies, Scheduler,
+    Secret, Settings, Site, Tls, Watch, WebOrigin, Webhooks, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
 use tritmill_queue::{
@@ -322,7 +322,7 @@ pub struct Running {
     /// The file that has the first key, too.
     key_file: Option<PathBuf>,
     stop: watch::Sender<bool>,
-    tasks: [JoinHandle<()>; 4],
+    tasks: [JoinHandle<()>; 5],
 }
 
 impl Running {
@@ -404,6 +404,7 @@ pub async fn start(
     let url = app.public_url().map_or_else(|| format!("{scheme}://{address}"), str::to_owned);
     let driver = Driver::new(app.clone(), worker::owner(), stopped.clone());
     let watch = Watch::new(app.clone());
+    let scheduler = Scheduler::new(app.clone());
     let webhooks = Webhooks::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
     let server = app.server(bounds, tls);
     let serving = async move {
@@ -416,6 +417,7 @@ pub async fn start(
         tokio::spawn(serving),
         tokio::spawn(driver.run()),
         tokio::spawn(webhooks.run(stopped.clone())),
+        tokio::spawn(scheduler.run(stopped.clone())),
         tokio::spawn(watch.run(stopped)),
     ];
     Ok(Running { address, url, first_key, key_file, stop, tasks })

@@ -287,7 +287,6 @@ impl ApiError {
     }
 
     /// Name of the invalid field.
-    #[cfg(test)]
     pub fn param(&self) -> Option<&str> {
         self.detail.param.as_deref()
     }

@@ -47,6 +47,7 @@ mod request_trace;
 pub mod results;
 mod router;
 mod routes;
+mod schedules;
 mod secret;
 mod shown_errors;
 mod sign_on;
@@ -65,6 +66,7 @@ pub use models::Models;
 pub use rate_limits::CallerLimits;
 pub use router::router;
 pub use routes::{ROUTES, Route};
+pub use schedules::Scheduler;
 pub use secret::{Secret, new_key};
 pub use sign_on::{
     InvalidRule as InvalidSignOnRule, Rule as SignOnRule, SignOnSettings, SignOnSettingsError,

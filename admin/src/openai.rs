@@ -12,6 +12,7 @@ mod list;
 pub(crate) mod models;
 pub(crate) mod multipart;
 pub(crate) mod responses;
+pub(crate) mod schedules;
 pub(crate) mod schemas;
 mod stream;
 mod time_limit;

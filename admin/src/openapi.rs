@@ -14,7 +14,7 @@ use crate::{
     App, costs,
     error::ErrorResponse,
     health,
-    openai::{batches, completions, files, models, responses, tokenize},
+    openai::{batches, completions, files, models, responses, schedules, tokenize},
     operator::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, prices,
         queues, tenants, workers,
@@ -38,6 +38,7 @@ use crate::{
         batches::list, batches::create, batches::one, batches::cancel, batches::remove,
         batches::pause, batches::resume, batches::retry,
         batches::archive, batches::unarchive, batches::results::read, batches::estimate::estimate,
+        schedules::list, schedules::create, schedules::one, schedules::remove, schedules::pause, schedules::resume,
         costs::list, prices::list, prices::budgets, prices::set, prices::remove, prices::set_budget,
         all_batches::list, all_batches::cancel,
         all_batches::pause, all_batches::resume, all_batches::retry,

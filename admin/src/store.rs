@@ -19,6 +19,7 @@ pub mod files;
 pub mod keys;
 mod measured;
 mod postgres;
+pub mod schedules;
 pub mod sessions;
 mod sqlite;
 pub mod step_state;
@@ -33,6 +34,7 @@ pub use budgets::Budgets;
 pub use call_keys::CallKeys;
 pub use files::{FileId, Files};
 pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
+pub use schedules::Schedules;
 pub use sessions::Sessions;
 pub use sqlite::release_batches;
 pub use tenants::Tenants;
@@ -52,6 +54,7 @@ pub trait FrontStore:
     + Audit
     + Tenants
     + Budgets
+    + Schedules
 {
 }
 
@@ -68,5 +71,6 @@ impl<S> FrontStore for S where
         + Audit
         + Tenants
         + Budgets
+        + Schedules
 {
 }

@@ -61,7 +61,7 @@ fn check_answers(caller: &Caller, batch: &Value, expected: &HashMap<String, Valu
 
 #[test]
 fn paused_batch_stands_still_and_goes_on_exactly() {
-    const LINES: usize = 600;
+    const LINES: usize = 250;
     let content = lines(LINES);
     let expected = embedded(&content);
     with_both_stores(|caller| {
@@ -72,9 +72,15 @@ fn paused_batch_stands_still_and_goes_on_exactly() {
             let paused = changed(caller, &id, "pause", json!({ "now": now }));
             assert_eq!((&paused["status"], paused["paused_at"].is_u64()), (&json!("paused"), true));
             // Running lines go to their end.
-            sleep(Duration::from_secs(8));
-            let still = completed(&get(caller, &id));
-            sleep(Duration::from_secs(4));
+            let mut still = completed(&get(caller, &id));
+            for _ in 0..10 {
+                sleep(Duration::from_secs(1));
+                let now = completed(&get(caller, &id));
+                if std::mem::replace(&mut still, now) == now {
+                    break;
+                }
+            }
+            sleep(Duration::from_secs(2));
             assert_eq!(completed(&get(caller, &id)), still);
             assert!(still < LINES as u64, "the batch ended before it was paused");
             let again = changed(caller, &id, "pause", json!({}));
@@ -83,7 +89,7 @@ fn paused_batch_stands_still_and_goes_on_exactly() {
             assert!(resumed["paused_at"].is_null());
             let moved = |batch: &Value| batch["expires_at"].as_i64().unwrap();
             let by = moved(&resumed) - moved(&before);
-            assert!((11..=60).contains(&by), "the deadline moved by {by} s");
+            assert!((3..=60).contains(&by), "the deadline moved by {by} s");
             check_answers(caller, &caller.finished(&id), &expected);
             for what in ["pause", "resume"] {
                 let refused = change(caller, &id, what, json!({}));

@@ -9,6 +9,7 @@ mod batches;
 mod beside;
 mod changes;
 mod clients;
+mod costs;
 mod described;
 mod drivers;
 mod embeddings;

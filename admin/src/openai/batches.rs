@@ -236,6 +236,16 @@ pub(crate) async fn create(
     Ok(Json(view))
 }
 
+/// Checks a request to create a batch, without creating it.
+pub(crate) async fn check_request(
+    app: &App,
+    caller: &Caller,
+    body: Map<String, Value>,
+) -> Result<(), ApiError> {
+    let new = NewBatch::parse(body, app)?;
+    input_of(app, caller, &new.input).await.map(drop)
+}
+
 /// Creates a batch, or returns the one that was created with the same idempotency key.
 pub(crate) async fn create_batch(
     app: &App,

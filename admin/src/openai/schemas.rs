@@ -365,7 +365,7 @@ pub(crate) struct BatchRequest {
     /// `/v1/chat/completions` or `/v1/completions`, the same for every line.
     #[schema(examples("/v1/chat/completions"))]
     endpoint: String,
-    /// A number and one of s, m, h, d.
+    /// A number and one of s, m, h, d, or `background`: no promise, with spare capacity.
     #[schema(examples("24h"))]
     completion_window: String,
     /// Up to sixteen named texts.
@@ -383,6 +383,19 @@ pub(crate) struct NewWebhook {
     url: String,
     /// `whsec_` and the base64 of 24 to 64 bytes. By default one is generated and returned once.
     secret: Option<String>,
+}
+
+/// A schedule to create.
+#[derive(ToSchema)]
+pub(crate) struct ScheduleRequest {
+    /// Five fields of cron: minute, hour, day of the month, month, day of the week.
+    #[schema(examples("30 6 * * 1-5"))]
+    cron: String,
+    /// Time zone of these fields, by its name in the IANA database; by default `UTC`.
+    #[schema(examples("Europe/Berlin"))]
+    timezone: Option<String>,
+    /// The body of a request that creates a batch. Its file must stay.
+    batch: BatchRequest,
 }
 
 /// How long output files are kept.

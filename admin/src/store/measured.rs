@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{
     ApiKey, Audit, Batch, BatchEnds, BatchId, BatchSteps, Batches, Budgets, CallKeys, FileId,
-    Files, KeyHash, Keys, Sessions, Tenants,
+    Files, KeyHash, Keys, Schedules, Sessions, Tenants,
     audit::AuditEntry,
     batch_changes::{BatchChange, Changed},
     batch_ends::{EndsPage, KnownEnd, LineEnd},
@@ -19,6 +19,7 @@ use super::{
     budgets::{Budget, BudgetOf},
     call_keys::{CallKey, KeyedCall},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
+    schedules::{Schedule, ScheduleId},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
 };
 
@@ -37,6 +38,16 @@ measured! {
         fn keys_of(tenant: &Tenant) -> Result<Vec<ApiKey>, StoreError>;
         fn note_key_use(id: Uuid) -> Result<(), StoreError>;
         fn revoke_key(id: Uuid) -> Result<bool, StoreError>;
+    }
+    Schedules {
+        fn add_schedule(schedule: &Schedule, max: u32) -> Result<bool, StoreError>;
+        fn schedules(tenant: Option<&Tenant>, page: Page<ScheduleId>)
+            -> Result<Vec<Schedule>, StoreError>;
+        fn schedule(tenant: &Tenant, id: ScheduleId) -> Result<Option<Schedule>, StoreError>;
+        fn due_schedules(max: u32) -> Result<Vec<Schedule>, StoreError>;
+        fn save_schedule(schedule: &Schedule, before: Option<Timestamp>)
+            -> Result<bool, StoreError>;
+        fn delete_schedule(tenant: &Tenant, id: ScheduleId) -> Result<bool, StoreError>;
     }
     Sessions {
         fn admit_login(key: &ApiKey, hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;

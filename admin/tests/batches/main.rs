@@ -9,6 +9,7 @@ mod conformance;
 mod driven;
 mod ends;
 mod lists;
+mod schedules;
 mod steps;
 #[path = "../../../queue/tests/stores/mod.rs"]
 mod stores;

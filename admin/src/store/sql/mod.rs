@@ -20,6 +20,7 @@ mod budgets;
 mod call_keys;
 mod files;
 mod keys;
+mod schedules;
 mod sessions;
 mod tenants;
 

@@ -110,6 +110,9 @@ impl Tenants for SqlStore {
             "DELETE FROM batch_turns WHERE tenant = $1",
             "DELETE FROM tenant_limits WHERE tenant = $1",
             "DELETE FROM call_keys WHERE tenant = $1",
+            "DELETE FROM schedules WHERE tenant = $1",
+            "DELETE FROM budgets WHERE tenant = $1",
+            "DELETE FROM charges WHERE tenant = $1",
         ] {
             self.execute(query(rest).bind(&tenant.0)).await?;
         }
