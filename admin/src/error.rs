@@ -287,11 +287,19 @@ impl ApiError {
     }
 }
 
+/// The message of a failed request, in the extensions of its response: some paths have errors of another shape.
+#[derive(Debug, Clone)]
+pub(crate) struct ShownError {
+    pub message: String,
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, retry_after, limit) = (self.status, self.retry_after(), self.limit);
         let should_retry = self.should_retry();
+        let shown = ShownError { message: self.message().to_owned() };
         let mut response = (status, Json(self.body())).into_response();
+        response.extensions_mut().insert(shown);
         if let Some(wait) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, wait);
         }

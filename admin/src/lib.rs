@@ -17,6 +17,7 @@
 
 mod abandoned_jobs;
 mod access;
+mod anthropic;
 mod app;
 mod batch_conditions;
 mod changes;

@@ -9,6 +9,7 @@ use axum::{
 use crate::{
     Access, App,
     access::is_health_check,
+    anthropic,
     dashboard::{self as pages, session},
     health,
     openai::{batches, completions, files, models, responses, tokenize},
@@ -75,6 +76,8 @@ pub const ROUTES: &[Route] = &[
     route(Method::DELETE, "/v1/responses/{id}",         SUBMIT,  || delete(responses::remove)),
     route(Method::POST,   "/v1/responses/{id}/cancel",  SUBMIT,  || post(responses::cancel)),
     route(Method::GET,    "/v1/responses/{id}/input_items", READ, || get(responses::input_items)),
+    route(Method::POST,   "/v1/messages",               SUBMIT,  || post(anthropic::create)),
+    route(Method::POST,   "/v1/messages/count_tokens",  SUBMIT,  || post(anthropic::count_tokens)),
     route(Method::GET,    "/v1/files",                  READ,    || get(files::list)),
     route(Method::POST,   "/v1/files",                  SUBMIT,  || post(files::upload)),
     route(Method::GET,    "/v1/files/{id}",             READ,    || get(files::one)),

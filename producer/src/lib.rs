@@ -5,6 +5,7 @@
 
 mod admission;
 pub mod answer;
+pub mod anthropic;
 mod batch_file;
 mod body;
 mod builder;
