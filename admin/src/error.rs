@@ -101,6 +101,19 @@ impl ApiError {
         self
     }
 
+    /// Names the line that caused the error.
+    #[must_use]
+    pub fn in_line(mut self, number: u64) -> Self {
+        self.detail.message = format!("line {number}: {}", self.detail.message);
+        self
+    }
+
+    /// Says that the same request may succeed in a moment.
+    #[must_use]
+    pub fn soon(self) -> Self {
+        Self { retry_after: Some(Duration::from_secs(1)), ..self }
+    }
+
     /// Names the limit that refused the request.
     #[must_use]
     pub fn by(self, limit: Limit) -> Self {

@@ -38,7 +38,7 @@ use crate::{
         anthropic::create, anthropic::count_tokens,
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel, batches::remove,
-        batches::pause, batches::resume, batches::retry,
+        batches::pause, batches::resume, batches::retry, batches::add_lines, batches::seal,
         batches::archive, batches::unarchive, batches::results::read,
         all_batches::list, all_batches::cancel,
         all_batches::pause, all_batches::resume, all_batches::retry,

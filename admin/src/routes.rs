@@ -90,6 +90,8 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/v1/batches/{id}/pause",     SUBMIT,  || post(batches::pause)),
     route(Method::POST,   "/v1/batches/{id}/resume",    SUBMIT,  || post(batches::resume)),
     route(Method::POST,   "/v1/batches/{id}/retry",     SUBMIT,  || post(batches::retry)),
+    route(Method::POST,   "/v1/batches/{id}/lines",     SUBMIT,  || post(batches::add_lines)),
+    route(Method::POST,   "/v1/batches/{id}/seal",      SUBMIT,  || post(batches::seal)),
     route(Method::DELETE, "/v1/batches/{id}",           SUBMIT,  || delete(batches::remove)),
     route(Method::POST,   "/v1/batches/{id}/archive",   SUBMIT,  || post(batches::archive)),
     route(Method::POST,   "/v1/batches/{id}/unarchive", SUBMIT,  || post(batches::unarchive)),

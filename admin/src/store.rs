@@ -17,6 +17,7 @@ pub mod call_keys;
 pub mod files;
 pub mod keys;
 mod measured;
+pub mod open_batches;
 mod postgres;
 pub mod sessions;
 mod sqlite;
@@ -31,6 +32,7 @@ pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use call_keys::CallKeys;
 pub use files::{FileId, Files};
 pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
+pub use open_batches::OpenBatches;
 pub use sessions::Sessions;
 pub use sqlite::release_batches;
 pub use tenants::Tenants;
@@ -46,6 +48,7 @@ pub trait FrontStore:
     + Batches
     + BatchEnds
     + BatchSteps
+    + OpenBatches
     + CallKeys
     + Audit
     + Tenants
@@ -61,6 +64,7 @@ impl<S> FrontStore for S where
         + Batches
         + BatchEnds
         + BatchSteps
+        + OpenBatches
         + CallKeys
         + Audit
         + Tenants

@@ -118,6 +118,7 @@ impl Body {
             echo,
             custom_id: None,
             line_key: None,
+            line_shape: None,
         }
     }
 }

@@ -158,6 +158,24 @@ fn bad_body(line: u64, endpoint: Endpoint, error: &FieldError) -> Refusal {
     }
 }
 
+/// Returns the refusal of a request for a model that is missing or not served.
+pub fn unserved_model(request: &Request) -> RefusedLine {
+    let Request { number, custom_id, key, endpoint, body } = request;
+    let (status, code, problem) = match &body.model {
+        None => (400, "missing_field", "is missing".to_owned()),
+        Some(model) => (404, "model_not_found", format!("is not served: '{}'", shorten(model))),
+    };
+    let refusal = Refusal {
+        status: Some(status),
+        code: code.to_owned(),
+        message: format!("line {number}: body.model {problem}"),
+        param: Some("model".to_owned()),
+        line: *number,
+        of_messages: *endpoint == Endpoint::Messages,
+    };
+    RefusedLine { key: *key, custom_id: Some(custom_id.clone()), refusal }
+}
+
 fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<Request, Refusal> {
     let number = line.number;
     let text = std::str::from_utf8(bytes).map_err(|error| {

@@ -293,6 +293,9 @@ pub struct Job {
     /// The key of its line of a batch. A column of the store has it beside the request, so jobs that were read do not.
     #[serde(skip)]
     pub line_key: Option<[u8; 32]>,
+    /// The shape of the answer of its line, in a batch of lines for several endpoints; kept as the key is.
+    #[serde(skip)]
+    pub line_shape: Option<&'static str>,
     /// What it asks for.
     #[serde(default, skip_serializing_if = "Task::is_generate")]
     pub task: Task,

@@ -45,6 +45,7 @@ fn plain_job() -> Job {
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
         line_key: None,
+        line_shape: None,
         custom_id: None,
     }
 }
@@ -278,6 +279,7 @@ fn jobs() -> impl Strategy<Value = Job> {
             task: tritmill_queue::Task::Generate,
             echo: serde_json::Map::new(),
             line_key: None,
+            line_shape: None,
             custom_id: None,
         }
     })

@@ -1,8 +1,11 @@
 //! `/v1/batches`: files that are answered line by line.
 
 mod changes;
+mod open;
 mod request;
 pub(crate) mod results;
+
+use std::collections::BTreeMap;
 
 use axum::{Json, extract::Path, http::HeaderMap};
 use serde::{Deserialize, Serialize};
@@ -14,6 +17,7 @@ pub(crate) use self::changes::{
     __path_cancel, __path_pause, __path_resume, __path_retry, cancel, change_of_tenant, change_own,
     pause, pause_of, resume, retry,
 };
+pub(crate) use self::open::{__path_add_lines, __path_seal, add_lines, seal};
 use self::request::NewBatch;
 use super::{
     idempotency,
@@ -28,7 +32,7 @@ use crate::{
     store::{
         Batch, BatchId, BatchState, FileId,
         batches::{BatchDeletion, BatchTimes, Creation},
-        files::FilePurpose,
+        files::{FilePurpose, StoredFile},
         step_state::{BatchError, FilePosition, StepState},
         webhooks::Webhook,
     },
@@ -45,7 +49,9 @@ const LIST_MAX: u32 = 100;
 pub(crate) struct BatchView {
     id: String,
     object: &'static str,
+    /// The endpoint of all lines, or `mixed`.
     endpoint: String,
+    /// The model of all lines.
     model: Option<String>,
     errors: Option<BatchErrors>,
     input_file_id: String,
@@ -75,6 +81,10 @@ pub(crate) struct BatchView {
     webhook: Option<WebhookView>,
     /// Time since which it is archived.
     archived_at: Option<i64>,
+    /// Whether lines may be added to it.
+    open: bool,
+    /// When a batch that was open took its last lines.
+    sealed_at: Option<i64>,
 }
 
 /// Errors of a rejected input file.
@@ -148,7 +158,7 @@ pub(crate) struct WebhookView {
 impl From<Batch> for BatchView {
     fn from(batch: Batch) -> Self {
         let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
-        let has_errors = !batch.errors.is_empty();
+        let (has_errors, total) = (!batch.errors.is_empty(), batch.total_lines());
         Self {
             id: batch.id.to_string(),
             object: "batch",
@@ -171,7 +181,7 @@ impl From<Batch> for BatchView {
             cancelling_at: at(batch.at.cancelling),
             cancelled_at: at(batch.at.cancelled),
             request_counts: RequestCounts {
-                total: batch.lines,
+                total,
                 completed: batch.completed,
                 failed: batch.failed,
             },
@@ -179,6 +189,8 @@ impl From<Batch> for BatchView {
             metadata: batch.metadata,
             webhook: batch.webhook.map(WebhookView::from),
             archived_at: at(batch.archived_at),
+            open: batch.is_open,
+            sealed_at: at(batch.at.sealed),
         }
     }
 }
@@ -223,14 +235,16 @@ pub(crate) async fn create_batch(
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
     let new = NewBatch::parse(body, app.limits.webhook_addresses)?;
-    let no_file = || ApiError::not_found("file", &new.input).at("input_file_id");
-    let input: FileId = new.input.parse().map_err(|_| no_file())?;
-    let file = app.store.file(&caller.tenant, input).await?.ok_or_else(no_file)?;
-    if file.purpose != FilePurpose::Batch {
-        let message = "input_file_id must be a file of purpose 'batch'";
-        return Err(ApiError::invalid_value("input_file_id", message));
-    }
+    let given = match &new.input {
+        Some(id) => Some(input_file(app, caller, id).await?),
+        None => None,
+    };
     let created_at = app.client.now().await?;
+    // An open batch has a file of its own, to which lines are added.
+    let input = match &given {
+        Some(file) if !new.open => file.id,
+        _ => FileId::generate(),
+    };
     let batch = Batch {
         id: BatchId::generate(),
         tenant: caller.tenant.clone(),
@@ -245,6 +259,9 @@ pub(crate) async fn create_batch(
         expires_at: created_at.after(new.within),
         at: BatchTimes::default(),
         queue: None,
+        queues: BTreeMap::new(),
+        is_open: new.open,
+        began_with: given.as_ref().filter(|_| new.open).map(|file| file.id),
         lines: 0,
         refused: 0,
         submitted: FilePosition::default(),
@@ -259,12 +276,20 @@ pub(crate) async fn create_batch(
         reopened: 0,
         last_end: 0,
         archived_at: None,
+        added: 0,
         idempotency_key,
         webhook: new.webhook,
         steps: StepState::default(),
     };
     let max = tenant_limits::open_batches(app, &caller.tenant).await?;
-    let known = match app.store.create_batch(&batch, max).await? {
+    if new.open {
+        own_input(app, &batch, given.as_ref()).await?;
+    }
+    let created = app.store.create_batch(&batch, max).await?;
+    if new.open && created != Creation::New {
+        app.store.delete_file(&caller.tenant, input).await?;
+    }
+    let known = match created {
         Creation::New => None,
         Creation::Known(known) => Some(*known),
         Creation::Full => return Err(ApiError::too_many_batches(max)),
@@ -279,10 +304,40 @@ pub(crate) async fn create_batch(
     Ok(known.unwrap_or(batch))
 }
 
+/// Returns the file with the lines of a new batch.
+async fn input_file(app: &App, caller: &Caller, id: &str) -> Result<StoredFile, ApiError> {
+    let no_file = || ApiError::not_found("file", id).at("input_file_id");
+    let input: FileId = id.parse().map_err(|_| no_file())?;
+    let file = app.store.file(&caller.tenant, input).await?.ok_or_else(no_file)?;
+    if file.purpose != FilePurpose::Batch {
+        let message = "input_file_id must be a file of purpose 'batch'";
+        return Err(ApiError::invalid_value("input_file_id", message));
+    }
+    Ok(file)
+}
+
+/// Creates the file of an open batch, with the lines of a file that was given.
+async fn own_input(app: &App, batch: &Batch, given: Option<&StoredFile>) -> Result<(), ApiError> {
+    let size_bytes = given.map_or(0, |file| file.size_bytes);
+    tenant_limits::file_room(app, &batch.tenant).await?.check(size_bytes)?;
+    let file = StoredFile {
+        id: batch.input,
+        tenant: batch.tenant.clone(),
+        purpose: FilePurpose::Batch,
+        filename: given.map_or_else(|| "lines.jsonl".to_owned(), |file| file.filename.clone()),
+        size_bytes,
+        created_at: batch.created_at,
+        expires_at: None,
+    };
+    Ok(app.store.create_input(&file, given.map(|file| file.id)).await?)
+}
+
 /// Whether both batches come from equal requests.
 fn is_same_request(known: &Batch, new: &Batch) -> bool {
     let url = |batch: &Batch| batch.webhook.as_ref().map(|webhook| webhook.url.clone());
-    known.input == new.input
+    // An open batch is known by the file that it began with.
+    (known.began_with, known.at.sealed.is_some() || known.is_open) == (new.began_with, new.is_open)
+        && (new.is_open || known.input == new.input)
         && known.endpoint == new.endpoint
         && known.completion_window == new.completion_window
         && known.priority == new.priority

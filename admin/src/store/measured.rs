@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{
     ApiKey, Audit, Batch, BatchEnds, BatchId, BatchSteps, Batches, CallKeys, FileId, Files,
-    KeyHash, Keys, Sessions, Tenants,
+    KeyHash, Keys, OpenBatches, Sessions, Tenants,
     audit::AuditEntry,
     batch_changes::{BatchChange, Changed},
     batch_ends::{EndsPage, KnownEnd, LineEnd},
@@ -18,6 +18,7 @@ use super::{
     batches::{BatchDeletion, BatchFilter, Creation},
     call_keys::{CallKey, KeyedCall},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
+    open_batches::{AddedLines, Adding},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
 };
 
@@ -94,6 +95,11 @@ measured! {
         fn forget_custom_ids(id: BatchId, max: u32) -> Result<u64, StoreError>;
         fn sweep_batches() -> Result<(), StoreError>;
     }
+    OpenBatches {
+        fn create_input(file: &StoredFile, from: Option<FileId>) -> Result<(), StoreError>;
+        fn add_lines(tenant: &Tenant, id: BatchId, lines: &AddedLines)
+            -> Result<Option<Adding>, StoreError>;
+    }
     Audit {
         fn record_audit(entry: &AuditEntry) -> Result<(), StoreError>;
         fn audit_log(page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
@@ -122,6 +128,7 @@ mod tests {
             include_str!("batches.rs"),
             include_str!("batch_ends.rs"),
             include_str!("batch_steps.rs"),
+            include_str!("open_batches.rs"),
             include_str!("audit.rs"),
             include_str!("tenants.rs"),
         ];

@@ -88,6 +88,7 @@ async fn submit(store: &Arc<dyn TestStore>, held: &mut BatchClaim, lines: u32) {
         id: id.job(line),
         custom_id: Some(format!("q{line}")),
         line_key: Some([u8::try_from(line % 256).unwrap(); 32]),
+        line_shape: (line % 2 == 0).then_some("message"),
         ..job()
     };
     let jobs: Vec<Job> = (1..=lines).map(line).collect();

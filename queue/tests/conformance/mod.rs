@@ -58,6 +58,7 @@ pub fn job() -> Job {
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
         line_key: None,
+        line_shape: None,
         custom_id: None,
     }
 }

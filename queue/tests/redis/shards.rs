@@ -272,6 +272,7 @@ fn job() -> Job {
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
         line_key: None,
+        line_shape: None,
         custom_id: None,
     }
 }

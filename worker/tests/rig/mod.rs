@@ -54,6 +54,7 @@ pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
         line_key: None,
+        line_shape: None,
         custom_id: None,
     }
 }

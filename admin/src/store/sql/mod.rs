@@ -19,6 +19,7 @@ mod batches;
 mod call_keys;
 mod files;
 mod keys;
+mod open_batches;
 mod sessions;
 mod tenants;
 

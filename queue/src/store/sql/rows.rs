@@ -173,6 +173,7 @@ pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
         echo: serde_json::Map::new(),
         custom_id: None,
         line_key: None,
+        line_shape: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))
 }

@@ -54,6 +54,7 @@ fn job(number: u128) -> Job {
         task: tritmill_queue::Task::Generate,
         echo: serde_json::Map::new(),
         line_key: None,
+        line_shape: None,
         custom_id: None,
     }
 }
