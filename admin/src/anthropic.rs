@@ -1,6 +1,7 @@
 //! Anthropic's Messages API, `/v1/messages`: a message is a job of its own, as a chat completion is. On these paths errors have
 //! Anthropic's shape, and the key may be in the header `x-api-key`.
 
+pub(crate) mod batches;
 mod events;
 pub(crate) mod schemas;
 pub(crate) mod shape;

@@ -16,7 +16,7 @@ pub(crate) mod bulk;
 mod chart;
 pub(crate) mod dead_letters;
 pub(crate) mod files;
-mod filters;
+pub(crate) mod filters;
 pub(crate) mod guard;
 mod history;
 pub(crate) mod integrity;

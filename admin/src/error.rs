@@ -101,13 +101,6 @@ impl ApiError {
         self
     }
 
-    /// Names the line that caused the error.
-    #[must_use]
-    pub fn in_line(mut self, number: u64) -> Self {
-        self.detail.message = format!("line {number}: {}", self.detail.message);
-        self
-    }
-
     /// Says that the same request may succeed in a moment.
     #[must_use]
     pub fn soon(self) -> Self {

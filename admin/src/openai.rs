@@ -7,7 +7,7 @@ pub(crate) mod completions;
 pub(crate) mod file_content;
 pub(crate) mod files;
 pub(crate) mod follow;
-mod idempotency;
+pub(crate) mod idempotency;
 mod list;
 pub(crate) mod models;
 pub(crate) mod multipart;

@@ -12,7 +12,7 @@ use utoipa::{
 
 use crate::{
     App,
-    anthropic::{self, schemas::MessagesErrorResponse},
+    anthropic::{self, batches as messages, schemas::MessagesErrorResponse},
     error::ErrorResponse,
     health,
     openai::{batches, completions, files, models, responses, tokenize},
@@ -36,6 +36,7 @@ use crate::{
         completions::chat, completions::text, completions::embeddings, tokenize::tokenize, tokenize::detokenize,
         responses::create, responses::one, responses::remove, responses::cancel, responses::input_items,
         anthropic::create, anthropic::count_tokens,
+        messages::list, messages::create, messages::one, messages::remove, messages::cancel, messages::results,
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel, batches::remove,
         batches::pause, batches::resume, batches::retry, batches::add_lines, batches::seal,

@@ -113,6 +113,7 @@ scripts! {
     openai_responses: OpenAi "openai_responses.py",
     openai_batches: OpenAi "openai_batches.py",
     anthropic_python: Anthropic "anthropic_python.py",
+    anthropic_batches: Anthropic "anthropic_batches.py",
     openai_agents: Python "openai_agents.py",
     langchain: Python "langchain_.py",
     litellm: Python "litellm_.py",

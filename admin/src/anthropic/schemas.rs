@@ -55,6 +55,20 @@ pub(crate) struct MessagesRequest {
     chat_template_kwargs: Option<Value>,
 }
 
+/// A request for a batch of messages: at most 32 MiB.
+#[derive(ToSchema)]
+pub(crate) struct MessageBatchRequest {
+    requests: Vec<MessageBatchItem>,
+}
+
+/// A request of a batch.
+#[derive(ToSchema)]
+pub(crate) struct MessageBatchItem {
+    /// 1 to 64 letters, digits, `_` or `-`; no two of a batch are the same.
+    custom_id: String,
+    params: MessagesRequest,
+}
+
 /// A message.
 #[derive(ToSchema)]
 pub(crate) struct MessageObject {

@@ -21,14 +21,13 @@ use crate::{
     store::{
         Batch, BatchState,
         batch_steps::{BatchClaim, BatchStart, BatchWrites, CustomIdHash, NamedLine},
+        batches::MODELS_MAX,
         step_state::{BatchError, StepState, ValidationState},
     },
 };
 
 /// Most errors to report; validation stops there.
 const ERRORS_MAX: usize = 100;
-/// Most models of a batch.
-pub(crate) const MODELS_MAX: usize = 64;
 /// Delay of a valid batch that waits for its tenant's other batches.
 const ACTIVE_FULL: Duration = Duration::from_secs(3);
 /// Saved hashes deleted by one call.

@@ -18,7 +18,7 @@ pub(crate) use self::changes::{
     pause, pause_of, resume, retry,
 };
 pub(crate) use self::open::{__path_add_lines, __path_seal, add_lines, seal};
-use self::request::NewBatch;
+pub(crate) use self::request::NewBatch;
 use super::{
     idempotency,
     list::{List, ListQuery},
@@ -239,9 +239,31 @@ pub(crate) async fn create_batch(
         Some(id) => Some(input_file(app, caller, id).await?),
         None => None,
     };
+    submit(app, caller, new, given.as_ref().map(|file| (file, 0)), idempotency_key).await
+}
+
+/// Creates a batch of the lines of a file that was just written, and has so many of them.
+pub(crate) async fn create_with_file(
+    app: &App,
+    caller: &Caller,
+    new: NewBatch,
+    file: (&StoredFile, u64),
+    idempotency_key: Option<String>,
+) -> Result<Batch, ApiError> {
+    submit(app, caller, new, Some(file), idempotency_key).await
+}
+
+async fn submit(
+    app: &App,
+    caller: &Caller,
+    new: NewBatch,
+    given: Option<(&StoredFile, u64)>,
+    idempotency_key: Option<String>,
+) -> Result<Batch, ApiError> {
+    let (given, lines) = given.unzip();
     let created_at = app.client.now().await?;
     // An open batch has a file of its own, to which lines are added.
-    let input = match &given {
+    let input = match given {
         Some(file) if !new.open => file.id,
         _ => FileId::generate(),
     };
@@ -261,8 +283,8 @@ pub(crate) async fn create_batch(
         queue: None,
         queues: BTreeMap::new(),
         is_open: new.open,
-        began_with: given.as_ref().filter(|_| new.open).map(|file| file.id),
-        lines: 0,
+        began_with: given.filter(|_| new.open).map(|file| file.id),
+        lines: lines.unwrap_or_default(),
         refused: 0,
         submitted: FilePosition::default(),
         completed: 0,
@@ -283,7 +305,7 @@ pub(crate) async fn create_batch(
     };
     let max = tenant_limits::open_batches(app, &caller.tenant).await?;
     if new.open {
-        own_input(app, &batch, given.as_ref()).await?;
+        own_input(app, &batch, given).await?;
     }
     let created = app.store.create_batch(&batch, max).await?;
     if new.open && created != Creation::New {

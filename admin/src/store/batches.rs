@@ -293,6 +293,8 @@ pub struct Batch {
     pub added: u64,
 }
 
+/// Most models of a batch whose lines may name several.
+pub const MODELS_MAX: usize = 64;
 /// The endpoint of a batch of lines for several endpoints and models.
 pub const MIXED: &str = "mixed";
 
@@ -419,6 +421,8 @@ pub struct BatchSearch {
     pub metadata: Vec<(String, String)>,
     /// Its model, with or without a format (`MODEL@FORMAT`).
     pub model: Option<String>,
+    /// Its endpoint.
+    pub endpoint: Option<String>,
     /// Text in its id or in the name of its input file, whatever the case of its letters.
     pub text: Option<String>,
 }

@@ -57,6 +57,13 @@ macro_rules! of_queue {
     };
 }
 
+/// The endpoint of the document `batch`.
+macro_rules! endpoint {
+    () => {
+        "(batch::jsonb ->> 'endpoint')"
+    };
+}
+
 /// The id of a batch as the API writes it.
 macro_rules! batch_name {
     () => {

@@ -27,7 +27,7 @@ const VALUE_MAX: usize = 512;
 const URL_BYTES_MAX: usize = 2048;
 
 /// A validated request to create a batch.
-pub(super) struct NewBatch {
+pub(crate) struct NewBatch {
     /// Input file, which may not exist. An open batch needs none.
     pub input: Option<String>,
     /// Whether lines are added later.

@@ -82,7 +82,9 @@ macro_rules! both {
                 has_text!(batch_name!(), "$10"),
                 " OR EXISTS (SELECT 1 FROM files WHERE files.id = latest.input_file_id AND ",
                 has_text!("filename", "$10"),
-                ")) ORDER BY id ",
+                ")) AND ($11 IS NULL OR ",
+                endpoint!(),
+                " = $11) ORDER BY id ",
                 $order,
                 " LIMIT $6"
             ),
@@ -172,7 +174,7 @@ impl Batches for SqlStore {
                 search.metadata.iter().map(|(name, value)| (name.clone(), value.clone().into()));
             let pairs: serde_json::Map<String, serde_json::Value> = pairs.collect();
             found = found.bind(i64::from(SCAN_MAX)).bind(rows::to_json(&pairs));
-            found = found.bind(&search.model).bind(&search.text);
+            found = found.bind(&search.model).bind(&search.text).bind(&search.endpoint);
         }
         read(self, found).await
     }
