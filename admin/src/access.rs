@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::{Extensions, HeaderMap, header, request::Parts},
+    http::{Extensions, HeaderMap, HeaderName, header, request::Parts},
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
@@ -15,6 +15,9 @@ use crate::{
     ApiError, App, Exchange, Peer, Secret,
     store::{ApiKey, KeyHash, KeyRole},
 };
+
+/// The header in which Anthropic's clients send the key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// What a route requires of its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,13 +133,13 @@ async fn key(
     extensions: &Extensions,
 ) -> Result<(KeyHash, ApiKey), ApiError> {
     let peer = *extensions.get::<Peer>().ok_or_else(ApiError::unauthorized)?;
-    let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let secret = header
+    let header = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = header(header::AUTHORIZATION)
         .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        // A malformed secret is rejected without a query to the store.
-        .and_then(|(_, secret)| Secret::parse(secret.trim()));
-    let Some(secret) = secret else {
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let sent = bearer.map(|(_, secret)| secret).or_else(|| header(API_KEY));
+    // A malformed secret is rejected without a query to the store.
+    let Some(secret) = sent.and_then(|secret| Secret::parse(secret.trim())) else {
         app.rate_limiter.admit_stranger(peer)?;
         return Err(ApiError::unauthorized());
     };

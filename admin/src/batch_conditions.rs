@@ -48,6 +48,7 @@ impl BatchConditions<'_> {
         let search = BatchSearch {
             metadata: self.metadata,
             model: text("model", self.model)?,
+            endpoint: None,
             text: text("search", self.search)?,
         };
         let created = (ms("from_ms", self.from_ms)?, ms("to_ms", self.to_ms)?);

@@ -154,7 +154,7 @@ async fn has_lines_without_job(
     let counts = store.range_progress(batch.id.all_jobs()).await?;
     let open = counts.scheduled + counts.queued + counts.running + counts.retrying;
     let ended = counts.completed + counts.failed + counts.cancelled + counts.expired;
-    Ok(open + ended < batch.lines)
+    Ok(open + ended < batch.total_lines())
 }
 
 /// Adds the lines of the file that have one of the names and no job.
@@ -166,7 +166,7 @@ async fn find_in_file(
 ) -> Result<(), StoreError> {
     let mut missing: HashSet<&str> = names.iter().map(String::as_str).collect();
     missing.retain(|name| !found.contains_key(*name));
-    let mut pages = lines::read(store, batch.input, FilePosition::default());
+    let mut pages = lines::read(store, batch, FilePosition::default());
     while let Some(page) = pages.recv().await {
         for line in page? {
             let (name, line) = match line.parsed {

@@ -17,7 +17,7 @@ mod chart;
 pub(crate) mod costs;
 pub(crate) mod dead_letters;
 pub(crate) mod files;
-mod filters;
+pub(crate) mod filters;
 pub(crate) mod guard;
 mod history;
 pub(crate) mod integrity;

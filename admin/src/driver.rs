@@ -40,6 +40,7 @@ use tokio::{
 use tritmill_queue::{StoreError, Timestamp, store::Claimant};
 
 use self::budget::Budget;
+pub(crate) use self::validate::hash as custom_id_hash;
 use crate::{
     App,
     store::{

@@ -101,6 +101,12 @@ impl ApiError {
         self
     }
 
+    /// Says that the same request may succeed in a moment.
+    #[must_use]
+    pub fn soon(self) -> Self {
+        Self { retry_after: Some(Duration::from_secs(1)), ..self }
+    }
+
     /// Names the limit that refused the request.
     #[must_use]
     pub fn by(self, limit: Limit) -> Self {
@@ -292,11 +298,19 @@ impl ApiError {
     }
 }
 
+/// The message of a failed request, in the extensions of its response: some paths have errors of another shape.
+#[derive(Debug, Clone)]
+pub(crate) struct ShownError {
+    pub message: String,
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, retry_after, limit) = (self.status, self.retry_after(), self.limit);
         let should_retry = self.should_retry();
+        let shown = ShownError { message: self.message().to_owned() };
         let mut response = (status, Json(self.body())).into_response();
+        response.extensions_mut().insert(shown);
         if let Some(wait) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, wait);
         }

@@ -61,8 +61,13 @@ impl<S: Sync> FromRequest<S> for OptionalBody {
 
 /// Reads the body of a request.
 async fn whole(request: Request) -> Result<Vec<u8>, ApiError> {
+    bounded(request, LINE_BYTES_MAX).await
+}
+
+/// Reads the body of a request, of which the size is bounded.
+pub(crate) async fn bounded(request: Request, bytes_max: usize) -> Result<Vec<u8>, ApiError> {
     let mut body = request.into_body().into_data_stream();
-    match read(&mut body).await {
+    match read(&mut body, bytes_max).await {
         Ok(bytes) => Ok(bytes),
         Err(error) => {
             drain(body).await;
@@ -95,13 +100,13 @@ pub(crate) fn from_query<T: DeserializeOwned>(query: Map<String, Value>) -> Resu
     serde_json::from_value(Value::Object(query)).map_err(invalid)
 }
 
-async fn read(body: &mut BodyDataStream) -> Result<Vec<u8>, ApiError> {
+async fn read(body: &mut BodyDataStream, bytes_max: usize) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(chunk) = body.next().await {
         let broken = || ApiError::invalid("incomplete_body", "the body ended early");
         let chunk = chunk.map_err(|error| ApiError::of_body(&error).unwrap_or_else(broken))?;
-        if bytes.len() + chunk.len() > LINE_BYTES_MAX {
-            return Err(ApiError::too_large("body", LINE_BYTES_MAX as u64));
+        if bytes.len() + chunk.len() > bytes_max {
+            return Err(ApiError::too_large("body", bytes_max as u64));
         }
         bytes.extend_from_slice(&chunk);
     }

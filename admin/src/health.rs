@@ -83,13 +83,14 @@ impl Readiness {
 /// Counts a request by its route and status, runs it in a span, and adds its id to the response.
 pub(crate) async fn count_request(
     State(app): State<App>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map_or("none", MatchedPath::as_str);
     let id = request_trace::id(request.headers());
     let span = request_trace::span(&request, route, &id);
+    request.extensions_mut().insert(request_trace::RequestId(id.clone()));
     let mut response = next.run(request).instrument(span.clone()).await;
     response.headers_mut().insert(request_trace::REQUEST_ID, id);
     let status = response.status();

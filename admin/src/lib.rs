@@ -17,6 +17,8 @@
 
 mod abandoned_jobs;
 mod access;
+pub mod added_lines;
+mod anthropic;
 mod app;
 mod batch_conditions;
 pub mod budgets;

@@ -11,7 +11,9 @@ use utoipa::{
 };
 
 use crate::{
-    App, costs,
+    App,
+    anthropic::{self, batches as messages, schemas::MessagesErrorResponse},
+    costs,
     error::ErrorResponse,
     health,
     openai::{batches, completions, files, models, responses, schedules, tokenize},
@@ -34,9 +36,11 @@ use crate::{
         models::list, models::one,
         completions::chat, completions::text, completions::embeddings, tokenize::tokenize, tokenize::detokenize,
         responses::create, responses::one, responses::remove, responses::cancel, responses::input_items,
+        anthropic::create, anthropic::count_tokens,
+        messages::list, messages::create, messages::one, messages::remove, messages::cancel, messages::results,
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel, batches::remove,
-        batches::pause, batches::resume, batches::retry,
+        batches::pause, batches::resume, batches::retry, batches::add_lines, batches::seal,
         batches::archive, batches::unarchive, batches::results::read, batches::estimate::estimate,
         schedules::list, schedules::create, schedules::one, schedules::remove, schedules::pause, schedules::resume,
         costs::list, prices::list, prices::budgets, prices::set, prices::remove, prices::set_budget,
@@ -52,7 +56,7 @@ use crate::{
         audit::list,
         events::changes, events::of_job,
     ),
-    components(schemas(ErrorResponse)),
+    components(schemas(ErrorResponse, MessagesErrorResponse)),
     modifiers(&Common),
     security(("key" = [])),
 )]
@@ -69,14 +73,17 @@ impl Modify for Common {
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("key", SecurityScheme::Http(key));
-        let items = document.paths.paths.values_mut();
-        let operations = items.flat_map(|item| [&mut item.get, &mut item.post, &mut item.delete]);
+        let operations = document.paths.paths.iter_mut().flat_map(|(path, item)| {
+            let operations =
+                [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten();
+            operations.map(|operation| (error_schema(path), operation))
+        });
         // Public routes set `security`; they have no error responses in common.
-        for operation in operations.flatten().filter(|operation| operation.security.is_none()) {
+        for (schema, operation) in operations.filter(|(_, it)| it.security.is_none()) {
             for (status, description) in
                 [("4XX", "The request was rejected"), ("5XX", "The server failed: try again")]
             {
-                let schema = Ref::from_schema_name("ErrorResponse");
+                let schema = Ref::from_schema_name(schema);
                 let content = ContentBuilder::new().schema(Some(schema)).build();
                 let response = ResponseBuilder::new().description(description);
                 let response = response.content("application/json", content).build();
@@ -84,6 +91,11 @@ impl Modify for Common {
             }
         }
     }
+}
+
+/// Returns the schema of the errors of a path.
+fn error_schema(path: &str) -> &'static str {
+    if path.starts_with(anthropic::PATH) { "MessagesErrorResponse" } else { "ErrorResponse" }
 }
 
 /// Returns this document, with the public URL of the service if it is known.
@@ -132,7 +144,8 @@ mod tests {
             for status in ["4XX", "5XX"] {
                 let schema =
                     &operation["responses"][status]["content"]["application/json"]["schema"];
-                let reference = json!({ "$ref": "#/components/schemas/ErrorResponse" });
+                let reference = error_schema(route.path);
+                let reference = json!({ "$ref": format!("#/components/schemas/{reference}") });
                 assert_eq!(*schema == reference, !is_open, "{status} of {}", route.path);
             }
         }
@@ -145,14 +158,15 @@ mod tests {
             ("ChatRequest", Endpoint::Chat),
             ("TextRequest", Endpoint::Completions),
             ("EmbeddingsRequest", Endpoint::Embeddings),
+            ("MessagesRequest", Endpoint::Messages),
         ];
         for (name, endpoint) in documented {
             let schema = &document["components"]["schemas"][name];
             let properties = schema["properties"].as_object().expect("properties");
             if endpoint != Endpoint::Embeddings {
                 assert!(properties.len() > 10, "{schema}");
-                let seed = &properties["seed"]["description"];
-                assert_eq!(seed, "The same seed gives the same answer.");
+                let seed = properties["seed"]["description"].as_str().expect("a text");
+                assert!(seed.starts_with("The same seed gives the same answer."), "{seed}");
             }
             assert!(!schema["required"].as_array().expect("a list").contains(&json!("logprobs")));
             for property in properties.keys().filter(|name| !name.starts_with("stream")) {

@@ -16,21 +16,22 @@ pub(crate) struct Asked<'a> {
     pub custom_id: &'a str,
     /// Hash of the request.
     pub key: &'a [u8],
+    /// Shape of its answer.
+    pub shape: &'a str,
 }
 
 impl Asked<'_> {
     /// Returns the line of an outcome.
-    pub fn ended(self, batch: &Batch, outcome: Outcome, finished_at: Timestamp) -> String {
+    pub fn ended(self, outcome: Outcome, finished_at: Timestamp) -> String {
         if outcome == Outcome::Expired {
             return self.expired();
         }
-        let shape = Endpoint::of_batch(&batch.endpoint).unwrap_or(Endpoint::Plain).shape();
         answer::line(&AnsweredLine {
             seq: 0,
             number: self.number,
             custom_id: Some(self.custom_id.to_owned()),
             key: self.key.to_vec(),
-            shape: shape.to_owned(),
+            shape: self.shape.to_owned(),
             outcome: Some(outcome_for_tenant(outcome)),
             finished_at,
         })
@@ -51,8 +52,13 @@ impl Asked<'_> {
     /// Returns the line of a request that the database refuses.
     pub fn not_storable(self, batch: &Batch, why: &str) -> String {
         let refused = JobError::new(ErrorKind::InvalidRequest, "not_storable", why);
-        self.ended(batch, Outcome::Error(refused), batch.created_at)
+        self.ended(Outcome::Error(refused), batch.created_at)
     }
+}
+
+/// Returns the shape of answers of a batch of lines for one endpoint.
+fn shape_of(batch: &Batch) -> &'static str {
+    Endpoint::of_batch(&batch.endpoint).unwrap_or(Endpoint::Plain).shape()
 }
 
 /// Returns the line of a refused line.
@@ -65,7 +71,8 @@ pub(crate) fn not_storable(batch: &Batch, job: &Job, why: &str) -> String {
     let number = batch.id.line(job.id).unwrap_or_default().into();
     let custom_id = job.custom_id.as_deref().unwrap_or_default();
     let key = job.line_key.unwrap_or_default();
-    Asked { number, custom_id, key: &key }.not_storable(batch, why)
+    let shape = job.line_shape.unwrap_or_else(|| shape_of(batch));
+    Asked { number, custom_id, key: &key, shape }.not_storable(batch, why)
 }
 
 /// Returns the line of a job that ended; `None` if it was cancelled.
@@ -75,5 +82,6 @@ pub(crate) fn of_job(batch: &Batch, job: EndedJob) -> Option<String> {
     let key = job.line_key.as_ref().map_or(job.id.as_bytes().as_slice(), |key| key.as_slice());
     let number = batch.id.line(job.id)?.into();
     let custom_id = job.custom_id.as_deref().unwrap_or_default();
-    Some(Asked { number, custom_id, key }.ended(batch, outcome, job.finished_at))
+    let shape = job.line_shape.as_deref().unwrap_or_else(|| shape_of(batch));
+    Some(Asked { number, custom_id, key, shape }.ended(outcome, job.finished_at))
 }

@@ -18,6 +18,10 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 /// Most characters of an id that a caller chose.
 const ID_CHARS_MAX: usize = 128;
 
+/// The id of a request, among its extensions.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub HeaderValue);
+
 /// Returns the id of a request: the caller's, if it is visible ASCII of at most [`ID_CHARS_MAX`] characters, or a
 /// new one.
 pub(crate) fn id(headers: &HeaderMap) -> HeaderValue {

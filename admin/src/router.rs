@@ -10,8 +10,8 @@ use axum::{
 use percent_encoding::percent_decode_str;
 
 use crate::{
-    Access, ApiError, App, Peer, access, cors, dashboard::guard, extract::drain, health,
-    rate_limits, routes::ROUTES,
+    Access, ApiError, App, Peer, access, anthropic::shape, cors, dashboard::guard, extract::drain,
+    health, rate_limits, routes::ROUTES,
 };
 
 /// Browsers use HTTPS alone for a year.
@@ -46,6 +46,7 @@ pub fn router(app: App) -> Router {
         .fallback(unknown_url)
         .method_not_allowed_fallback(other_method)
         .layer(middleware::from_fn(check_head))
+        .layer(middleware::from_fn(shape::give_shape))
         .layer(middleware::from_fn_with_state(app.clone(), cors::allow_sites))
         .layer(middleware::from_fn_with_state(app.clone(), add_security_headers))
         .layer(middleware::from_fn_with_state(app.clone(), health::count_request))

@@ -18,6 +18,7 @@ pub mod call_keys;
 pub mod files;
 pub mod keys;
 mod measured;
+pub mod open_batches;
 mod postgres;
 pub mod schedules;
 pub mod sessions;
@@ -34,6 +35,7 @@ pub use budgets::Budgets;
 pub use call_keys::CallKeys;
 pub use files::{FileId, Files};
 pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
+pub use open_batches::OpenBatches;
 pub use schedules::Schedules;
 pub use sessions::Sessions;
 pub use sqlite::release_batches;
@@ -50,6 +52,7 @@ pub trait FrontStore:
     + Batches
     + BatchEnds
     + BatchSteps
+    + OpenBatches
     + CallKeys
     + Audit
     + Tenants
@@ -67,6 +70,7 @@ impl<S> FrontStore for S where
         + Batches
         + BatchEnds
         + BatchSteps
+        + OpenBatches
         + CallKeys
         + Audit
         + Tenants

@@ -102,7 +102,7 @@ impl Watch {
                 "id": batch.id.to_string(),
                 "tenant": batch.tenant,
                 "status": batch.state.as_str(),
-                "total": batch.lines,
+                "total": batch.total_lines(),
                 "completed": batch.completed,
                 "failed": batch.failed,
             });

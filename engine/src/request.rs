@@ -186,6 +186,8 @@ pub struct Choice {
     pub text: String,
     /// The reason it finished.
     pub finish_reason: FinishReason,
+    /// The stop string that ended its text.
+    pub stop_string: Option<String>,
     /// Log-probabilities of each token, if requested.
     pub logprobs: Option<Vec<TokenLogprob>>,
     /// The prompt's vector, of length 1, if the request asked for it: there is no text then. // (hidden,)

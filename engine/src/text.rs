@@ -35,7 +35,8 @@ pub struct TextAssembler {
     returned: usize,
     /// Bytes of `text` that need no further search for the end of a stop string.
     searched: usize,
-    stopped: bool,
+    /// The stop string that ended the text.
+    stopped_by: Option<usize>,
 }
 
 impl TextAssembler {
@@ -53,7 +54,7 @@ impl TextAssembler {
     /// Appends a token's bytes. True if that completed a stop string: the text is cut before it and takes no
     /// more bytes. With `may_stop` false, stop strings that end here are ignored.
     pub fn push(&mut self, bytes: &[u8], may_stop: bool) -> bool {
-        if self.stopped {
+        if self.stopped_by.is_some() {
             return true;
         }
         let space = self.strips_space && bytes.first() == Some(&b' ');
@@ -65,12 +66,12 @@ impl TextAssembler {
 
     /// Ends the text: an incomplete character becomes U+FFFD. True if that completed a stop string.
     pub fn finish(&mut self, may_stop: bool) -> bool {
-        if !self.stopped && !self.pending.is_empty() {
+        if self.stopped_by.is_none() && !self.pending.is_empty() {
             self.pending.clear();
             self.text.push(char::REPLACEMENT_CHARACTER);
             return self.search(may_stop);
         }
-        self.stopped
+        self.stopped_by.is_some()
     }
 
     /// Makes room for further text.
@@ -92,6 +93,11 @@ impl TextAssembler {
     /// Returns the text that was returned so far.
     pub fn returned(&self) -> &str {
         &self.text[..self.returned]
+    }
+
+    /// Returns the stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stopped_by.and_then(|index| self.stops.get(index)).map(String::as_str)
     }
 
     /// Converts into the whole text.
@@ -131,25 +137,26 @@ impl TextAssembler {
     /// Searches the new text for the stop string that ends first (of several that end there, the longest),
     /// and cuts the text before it.
     fn search(&mut self, may_stop: bool) -> bool {
-        let first = self.stops.iter().filter(|_| may_stop).filter_map(|stop| {
-            let mut start = (self.searched + 1).saturating_sub(stop.len());
-            while !self.text.is_char_boundary(start) {
-                start += 1;
-            }
-            let place = start + self.text.get(start..)?.find(stop.as_str())?;
-            Some((place + stop.len(), place))
-        });
-        if let Some((_, place)) = first.min() {
+        let first =
+            self.stops.iter().enumerate().filter(|_| may_stop).filter_map(|(index, stop)| {
+                let mut start = (self.searched + 1).saturating_sub(stop.len());
+                while !self.text.is_char_boundary(start) {
+                    start += 1;
+                }
+                let place = start + self.text.get(start..)?.find(stop.as_str())?;
+                Some((place + stop.len(), place, index))
+            });
+        if let Some((_, place, index)) = first.min() {
             self.text.truncate(place);
-            self.stopped = true;
+            self.stopped_by = Some(index);
         }
         self.searched = self.text.len();
-        self.stopped
+        self.stopped_by.is_some()
     }
 
     /// Returns the length of the longest suffix of the text that can still become a stop string.
     fn held_back(&self) -> usize {
-        if self.stopped {
+        if self.stopped_by.is_some() {
             return 0;
         }
         let text = &self.text.as_bytes()[self.returned..];
@@ -245,6 +252,15 @@ mod tests {
         assert_eq!(deltas, ["x", "abc", "abce", ""]);
         assert_eq!(text, "xabcabce");
         assert!(!stopped);
+    }
+
+    #[test]
+    fn stop_string_that_ended_the_text_is_known() {
+        let mut text = TextAssembler::new(&["x".to_owned(), "bc".to_owned()]);
+        assert!(!text.push(b"ab", true));
+        assert_eq!(text.stop_string(), None);
+        assert!(text.push(b"cx", true));
+        assert_eq!(text.stop_string(), Some("bc"));
     }
 
     #[test]

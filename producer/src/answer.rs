@@ -9,6 +9,8 @@ use tritmill_queue::{
 };
 
 use crate::{
+    anthropic::answer as messages,
+    body::Endpoint,
     canonical::{Purpose, hash, short_hex},
     json_line::json_line,
     request::Refusal,
@@ -16,6 +18,8 @@ use crate::{
 
 /// Log probability of minus infinity, which JSON cannot write; the same value as OpenAI's.
 const LOGPROB_FLOOR: f32 = -9999.0;
+/// The shape of the answers of `/v1/messages`.
+const MESSAGE: &str = Endpoint::Messages.shape();
 
 /// Returns the output line of a finished job, without a line end.
 pub fn line(answer: &AnsweredLine) -> String {
@@ -24,20 +28,13 @@ pub fn line(answer: &AnsweredLine) -> String {
         Some(Outcome::Completed(completion)) => json!({
             "status_code": 200,
             "request_id": request_id,
-            "body": body_with(
-                line_usage(completion),
-                &answer.key,
-                &answer.shape,
-                answer.finished_at,
-                completion,
-            ),
+            "body": line_body(answer, completion),
         }),
-        Some(Outcome::Error(error)) => failed(answer.number, &request_id, error),
+        Some(Outcome::Error(error)) => failed(answer, &request_id, error),
         Some(Outcome::Expired) => {
-            let error = ended("expired", "the deadline passed");
-            failed(answer.number, &request_id, &error)
+            failed(answer, &request_id, &ended("expired", "the deadline passed"))
         }
-        None => failed(answer.number, &request_id, &ended("cancelled", "the job was cancelled")),
+        None => failed(answer, &request_id, &ended("cancelled", "the job was cancelled")),
     };
     json_line(&json!({
         "id": line_id(&answer.key),
@@ -60,18 +57,21 @@ pub fn refusal_line(key: &[u8], custom_id: Option<&str>, refusal: &Refusal) -> S
             (Value::Null, error)
         }
         Some(status) => {
-            let error = json!({
-                "message": refusal.message,
-                "type": "invalid_request_error",
-                "param": refusal.param,
-                "code": refusal.code,
-                "line": refusal.line,
-            });
-            let response = json!({
-                "status_code": status,
-                "request_id": request_id(key),
-                "body": { "error": error },
-            });
+            let request_id = request_id(key);
+            let body = match refusal.of_messages {
+                true => {
+                    let kind = messages::error_kind(status);
+                    messages::error(kind, &refusal.message, Some(&request_id))
+                }
+                false => json!({ "error": {
+                    "message": refusal.message,
+                    "type": "invalid_request_error",
+                    "param": refusal.param,
+                    "code": refusal.code,
+                    "line": refusal.line,
+                } }),
+            };
+            let response = json!({ "status_code": status, "request_id": request_id, "body": body });
             (response, Value::Null)
         }
     };
@@ -115,22 +115,32 @@ pub fn unanswered_line(key: &[u8], custom_id: &str, code: &str, message: &str) -
 }
 
 /// Returns the response of a failed job.
-fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
-    let (status, kind) = status(error);
+fn failed(answer: &AnsweredLine, request_id: &str, error: &JobError) -> Value {
+    let (line, (status, kind)) = (answer.number, status(error));
     let field = error.param.as_ref().map_or(String::new(), |param| format!("body.{param}: "));
-    json!({
-        "status_code": status,
-        "request_id": request_id,
-        "body": {
+    let message = format!("line {line}: {field}{}", error.message);
+    let body = match answer.shape.as_str() {
+        MESSAGE => messages::error(messages::error_kind(status), &message, Some(request_id)),
+        _ => json!({
             "error": {
-                "message": format!("line {line}: {field}{}", error.message),
+                "message": message,
                 "type": kind,
                 "param": error.param,
                 "code": error.code,
                 "line": line,
             },
-        },
-    })
+        }),
+    };
+    json!({ "status_code": status, "request_id": request_id, "body": body })
+}
+
+/// Returns the body of a line's answer.
+fn line_body(answer: &AnsweredLine, completion: &Completion) -> Value {
+    let AnsweredLine { key, shape, finished_at, .. } = answer;
+    match shape.as_str() {
+        MESSAGE => messages::message(messages::line_usage(completion), key, completion),
+        _ => body_with(line_usage(completion), key, shape, *finished_at, completion),
+    }
 }
 
 /// Returns the body of the answer to a single call. Its id is derived from `key`; `shape` is `chat` or `completion`.
@@ -195,8 +205,13 @@ pub fn id(key: &[u8], shape: &str) -> String {
 
 /// Returns the id of a call in an answer, by the indices of its choice and of the call in it.
 pub fn call_id(key: &[u8], choice: u32, call: u32) -> String {
+    format!("call_{}", call_hash(key, choice, call))
+}
+
+/// Returns what tells a call from others, in 24 hexadecimal digits.
+pub(crate) fn call_hash(key: &[u8], choice: u32, call: u32) -> String {
     let call = hash(Purpose::CallId, &[key, &choice.to_le_bytes(), &call.to_le_bytes()]);
-    format!("call_{}", &short_hex(&call)[..24])
+    short_hex(&call)[..24].to_owned()
 }
 
 /// Returns a hash of what the tokens depend on besides the request.

@@ -9,6 +9,7 @@ use tritmill_queue::{
 };
 
 use crate::{
+    anthropic::{Purpose, parse_message},
     canonical::derived_seed,
     fields::{FieldError, Fields, brief, whole},
     messages::messages,
@@ -25,13 +26,16 @@ pub enum Endpoint {
     Completions,
     /// `/v1/embeddings`
     Embeddings,
+    /// `/v1/messages`: Anthropic's
+    Messages,
     /// A line with a body only: `{"prompt": …}`.
     Plain,
 }
 
 impl Endpoint {
     /// The endpoints of batches.
-    pub const OF_BATCHES: [Self; 3] = [Self::Chat, Self::Completions, Self::Embeddings];
+    pub const OF_BATCHES: [Self; 4] =
+        [Self::Chat, Self::Completions, Self::Embeddings, Self::Messages];
 
     /// Returns the endpoint of batches with this path.
     pub fn of_batch(path: &str) -> Option<Self> {
@@ -40,8 +44,8 @@ impl Endpoint {
 
     /// Returns the paths of batches for a message: `'/v1/…', '/v1/…' or '/v1/…'`.
     pub fn batch_paths() -> String {
-        let [first, second, third] = Self::OF_BATCHES.map(Self::as_str);
-        format!("'{first}', '{second}' or '{third}'")
+        let [others @ .., last] = Self::OF_BATCHES.map(Self::as_str);
+        format!("'{}' or '{last}'", others.join("', '"))
     }
 
     /// Returns its path, as in the `url` of a batch line.
@@ -50,16 +54,18 @@ impl Endpoint {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Embeddings => "/v1/embeddings",
+            Self::Messages => "/v1/messages",
             Self::Plain => "plain",
         }
     }
 
-    /// Returns the form of its answers: `chat`, `completion` or `embedding`.
+    /// Returns the form of its answers: `chat`, `completion`, `embedding` or `message`.
     pub const fn shape(self) -> &'static str {
         match self {
             Self::Chat => "chat",
             Self::Completions | Self::Plain => "completion",
             Self::Embeddings => "embedding",
+            Self::Messages => "message",
         }
     }
 }
@@ -115,6 +121,7 @@ impl Body {
             custom_id: None,
             line_key: None,
             billing: Billing { tier: self.tier.unwrap_or_default(), key: None },
+            line_shape: None,
         }
     }
 }
@@ -124,6 +131,9 @@ impl Body {
 /// # Errors
 /// The first field that cannot be used.
 pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
+    if endpoint == Endpoint::Messages {
+        return parse_message(map, Purpose::Answer);
+    }
     let mut fields = Fields::new(map, "");
     let metadata = without_effect(&mut fields)?;
     let tier = tier(&mut fields)?;
@@ -137,9 +147,7 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
     }
     match endpoint {
         Endpoint::Embeddings => embeddings(fields, Named { model, metadata, tier }),
-        Endpoint::Chat | Endpoint::Completions | Endpoint::Plain => {
-            generation(endpoint, fields, Named { model, metadata, tier })
-        }
+        _ => generation(endpoint, fields, Named { model, metadata, tier }),
     }
 }
 
@@ -506,7 +514,7 @@ fn prompt(endpoint: Endpoint, fields: &mut Fields) -> Result<Prompt, FieldError>
 fn several(endpoint: Endpoint, name: &str, items: Vec<Value>) -> Result<Prompt, FieldError> {
     let (most, kind) = match endpoint {
         Endpoint::Embeddings => (EMBEDDED_TEXTS_MAX, "texts"),
-        Endpoint::Chat | Endpoint::Completions | Endpoint::Plain => (PROMPTS_MAX, "prompts"),
+        _ => (PROMPTS_MAX, "prompts"),
     };
     if items.len() > most {
         let problem = format!("has {} {kind}, at most {most} fit", items.len());

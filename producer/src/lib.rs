@@ -5,6 +5,7 @@
 
 mod admission;
 pub mod answer;
+pub mod anthropic;
 mod batch_file;
 mod body;
 mod builder;
@@ -34,7 +35,7 @@ pub use json_line::json_line;
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine, TooLong};
 pub use progress::BatchProgress;
 pub use relay::{Relay, RelayProgress};
-pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
+pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request, unserved_model};
 pub use responses::{REPEATED, ResponseRequest, answer_message, parse_response};
 pub use tritmill_queue::{
     Choice, Completion, Content, Conversation, DispatchError, Dispatcher, Embedded, ErrorKind,

@@ -20,8 +20,8 @@ mod split;
 mod state;
 mod terms;
 
-pub use answers::{BatchErrors, LineError, RemoteBatch, RemoteError, RequestCounts};
-pub use api::{Api, Content, NewBatch, Retry};
+pub use answers::{BatchErrors, LineError, LinesAdded, RemoteBatch, RemoteError, RequestCounts};
+pub use api::{Api, Content, NewBatch, OpenBatch, Retry};
 pub use results::{BatchResult, ResultsQuery};
 pub use run::RemoteRun;
 pub use terms::{RemoteRunError, RemoteSettings, RemoteUpdate};

@@ -31,6 +31,9 @@ pub struct Refusal {
     pub param: Option<String>,
     /// Line in the input, from 1.
     pub line: u64,
+    /// Whether it is a request to `/v1/messages`, which has errors of another shape.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_messages: bool,
 }
 
 /// A line parsed into a request.
@@ -139,18 +142,38 @@ fn not_a_request(line: u64, param: Option<&str>, code: &str, problem: &str) -> R
         Some(param) => format!("line {line}: {param} {problem}"),
         None => format!("line {line} {problem}"),
     };
-    Refusal { status: None, code: code.to_owned(), message, param: param.map(str::to_owned), line }
+    let (code, param) = (code.to_owned(), param.map(str::to_owned));
+    Refusal { status: None, code, message, param, line, of_messages: false }
 }
 
 /// Returns the refusal of a request with a bad body.
-fn bad_body(line: u64, error: &FieldError) -> Refusal {
+fn bad_body(line: u64, endpoint: Endpoint, error: &FieldError) -> Refusal {
     Refusal {
         status: Some(400),
         code: error.code.to_owned(),
         message: format!("line {line}: body.{} {}", error.path, error.problem),
         param: Some(error.path.clone()),
         line,
+        of_messages: endpoint == Endpoint::Messages,
     }
+}
+
+/// Returns the refusal of a request for a model that is missing or not served.
+pub fn unserved_model(request: &Request) -> RefusedLine {
+    let Request { number, custom_id, key, endpoint, body } = request;
+    let (status, code, problem) = match &body.model {
+        None => (400, "missing_field", "is missing".to_owned()),
+        Some(model) => (404, "model_not_found", format!("is not served: '{}'", shorten(model))),
+    };
+    let refusal = Refusal {
+        status: Some(status),
+        code: code.to_owned(),
+        message: format!("line {number}: body.model {problem}"),
+        param: Some("model".to_owned()),
+        line: *number,
+        of_messages: *endpoint == Endpoint::Messages,
+    };
+    RefusedLine { key: *key, custom_id: Some(custom_id.clone()), refusal }
 }
 
 fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<Request, Refusal> {
@@ -170,7 +193,14 @@ fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<
                 *known_id = Some(name);
                 let message = format!("line {number} has a value that cannot be read: {cause}");
                 let code = "invalid_json".to_owned();
-                Refusal { status: Some(400), code, message, param: None, line: number }
+                Refusal {
+                    status: Some(400),
+                    code,
+                    message,
+                    param: None,
+                    line: number,
+                    of_messages: false,
+                }
             }
             None => not_a_request(number, None, "invalid_json", &format!("is not JSON: {cause}")),
         }
@@ -188,7 +218,7 @@ fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<
     };
     let spelling = canonical(&Value::Object(body.clone()));
     let parts = [custom_id.as_bytes(), endpoint.as_str().as_bytes(), spelling.as_bytes()];
-    let body = parse_body(endpoint, body).map_err(|error| bad_body(number, &error))?;
+    let body = parse_body(endpoint, body).map_err(|error| bad_body(number, endpoint, &error))?;
     let seed = body.seed.unwrap_or_else(|| derived_seed(&parts));
     let key = hash(Purpose::Key, &parts);
     let body = Body { seed: Some(seed), ..body };

@@ -297,6 +297,9 @@ pub struct Job {
     /// To which account it is charged.
     #[serde(skip)]
     pub billing: Billing,
+    /// The shape of the answer of its line, in a batch of lines for several endpoints; kept as the key is.
+    #[serde(skip)]
+    pub line_shape: Option<&'static str>,
     /// What it asks for.
     #[serde(default, skip_serializing_if = "Task::is_generate")]
     pub task: Task,

@@ -89,6 +89,9 @@ pub struct Choice {
     pub tool_calls: Vec<ToolCall>,
     /// Reason for the end of the text.
     pub finish_reason: FinishReason,
+    /// The stop string that ended the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_string: Option<String>,
     /// What cut the text, if it was cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length_limit: Option<LengthLimit>,
@@ -100,10 +103,16 @@ pub struct Choice {
 impl Choice {
     /// Returns a choice with a text alone.
     pub fn new(index: u32, text: impl Into<String>, finish_reason: FinishReason) -> Self {
-        let text = text.into();
-        let tool_calls = Vec::new();
-        let (reasoning, length_limit, logprobs) = (None, None, None);
-        Self { index, text, reasoning, tool_calls, finish_reason, length_limit, logprobs }
+        Self {
+            index,
+            text: text.into(),
+            reasoning: None,
+            tool_calls: Vec::new(),
+            finish_reason,
+            stop_string: None,
+            length_limit: None,
+            logprobs: None,
+        }
     }
 }
 

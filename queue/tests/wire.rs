@@ -46,6 +46,7 @@ fn plain_job() -> Job {
         echo: serde_json::Map::new(),
         line_key: None,
         billing: tritmill_queue::Billing::default(),
+        line_shape: None,
         custom_id: None,
     }
 }
@@ -280,6 +281,7 @@ fn jobs() -> impl Strategy<Value = Job> {
             echo: serde_json::Map::new(),
             line_key: None,
             billing: tritmill_queue::Billing::default(),
+            line_shape: None,
             custom_id: None,
         }
     })

@@ -1,11 +1,19 @@
 //! `tritmill batches`: the batches of all tenants.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_admin::{
+    Models,
+    added_lines::{self, BYTES_MAX, LineBounds},
     chosen_lines::{check_complete, chosen_lines},
     store::{
         Batch, BatchId, BatchState, FrontStore,
@@ -36,6 +44,12 @@ pub enum BatchesCommand {
     /// Run lines of a batch again: all that failed, expired or were cancelled, or those named
     #[command(after_help = RETRY_HELP)]
     Retry(RetryArguments),
+    /// Add lines to an open batch: all lines of a file, or none of them
+    #[command(name = "add-lines", after_help = ADD_HELP)]
+    AddLines(AddArguments),
+    /// Seal open batches: no more lines are added, and they end when their lines have
+    #[command(after_help = "Examples:\n  tritmill batches seal batch_0199f3c2…")]
+    Seal(BatchArguments),
     /// Archive batches that have ended: lists leave them out, except with --archived
     #[command(after_help = "Examples:\n  tritmill batches archive batch_0199f3c2…")]
     Archive(EndedArguments),
@@ -78,6 +92,14 @@ Examples:
 
 Exit codes:
   0 the lines run again, 1 failure, 2 the batch is unknown, or its state does not allow it";
+
+const ADD_HELP: &str = "\
+Examples:
+  tritmill batches add-lines batch_0199f3c2… more.jsonl
+  jq -c … | tritmill batches add-lines batch_0199f3c2… -
+
+Exit codes:
+  0 all lines are in the batch, 1 none was added";
 
 /// A filter and a page.
 #[derive(Debug, Args)]
@@ -156,6 +178,19 @@ pub struct EndedArguments {
     store_options: StoreOptions,
 }
 
+/// A batch, and lines for it.
+#[derive(Debug, Args)]
+pub struct AddArguments {
+    /// Id, as printed by `tritmill batches list`
+    #[arg(value_name = "ID")]
+    id: BatchId,
+    /// File of lines, at most 10,000 and 8 MiB; - reads standard input
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[command(flatten)]
+    store_options: StoreOptions,
+}
+
 /// Batches, and how they are paused.
 #[derive(Debug, Args)]
 pub struct PauseArguments {
@@ -205,6 +240,10 @@ pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
             block_on(batches.change(&[BatchState::Paused], BatchChange::Resume))
         }
         BatchesCommand::Retry(arguments) => block_on(retry(arguments)),
+        BatchesCommand::AddLines(arguments) => block_on(add_lines(arguments)),
+        BatchesCommand::Seal(BatchArguments { ids, store_options }) => block_on(async {
+            change(&Arc::from(store_options.open().await?), &ids, BatchChange::Seal).await
+        }),
         BatchesCommand::Archive(arguments) => {
             block_on(of_each(arguments, "batch.archive", async |store, batch| {
                 archive(store, batch, true).await
@@ -229,7 +268,7 @@ async fn list(arguments: BatchListArguments) -> anyhow::Result<ExitCode> {
         state,
         archived: Some(archived),
         created: (None, None),
-        search: BatchSearch { metadata, model, text },
+        search: BatchSearch { metadata, model, text, endpoint: None },
     };
     let page = Page { after, limit, ascending: false };
     for batch in store.find_batches(&filter, page).await? {
@@ -239,7 +278,8 @@ async fn list(arguments: BatchListArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn print(batch: &Batch, as_json: bool) -> anyhow::Result<()> {
-    let Batch { id, tenant, state, lines, completed, failed, .. } = batch;
+    let Batch { id, tenant, state, completed, failed, .. } = batch;
+    let lines = batch.total_lines();
     let queue = batch.queue.as_ref().map(ToString::to_string);
     if as_json {
         output::json(json!({
@@ -330,6 +370,34 @@ async fn retry(arguments: RetryArguments) -> anyhow::Result<ExitCode> {
         }
     };
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
+}
+
+async fn add_lines(arguments: AddArguments) -> anyhow::Result<ExitCode> {
+    let AddArguments { id, file, store_options } = arguments;
+    let mut bytes = Vec::new();
+    // One byte more than allowed tells that there are too many.
+    let most = BYTES_MAX as u64 + 1;
+    match file.as_os_str() == "-" {
+        true => io::stdin().lock().take(most).read_to_end(&mut bytes),
+        false => File::open(&file).and_then(|file| file.take(most).read_to_end(&mut bytes)),
+    }
+    .with_context(|| format!("cannot read {}", file.display()))?;
+    ensure!(bytes.len() <= BYTES_MAX, "there are more than {BYTES_MAX} bytes: add them in parts");
+    let store: Arc<dyn FrontStore> = Arc::from(store_options.open().await?);
+    let Some(batch) = store.batch_of_any_tenant(id).await? else {
+        bail!("no batch {id}: see tritmill batches list");
+    };
+    let detail = json!({ "tenant": batch.tenant, "bytes": bytes.len() });
+    let line = AuditEntry::from_command_line("batch.add_lines", &id.to_string(), detail);
+    store.record_audit(&line).await.context("cannot write the audit log")?;
+    let models = Models::registered(store.clone());
+    // Operators add lines beyond the limits of the service.
+    let bounds = LineBounds { lines_max: u32::MAX.into(), bytes_max: u64::MAX };
+    let added = added_lines::add(&*store, &models, &batch, &bytes, bounds).await?;
+    let added = added.context("the batch was deleted meanwhile")?;
+    let total = added.batch.total_lines();
+    eprintln!("{id}: {} lines added, {} known, {total} in all", added.added, added.known);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Says that a batch is unknown.

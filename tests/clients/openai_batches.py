@@ -4,10 +4,12 @@ import io
 import json
 import time
 
+import httpx
 import openai
 
 from checks import (
     BASE_URL,
+    EMBEDDING_MODEL,
     KEY,
     MODEL,
     NAMED,
@@ -126,6 +128,60 @@ def batch_of_chats():
     equal(bodies["q3"]["choices"][0]["message"]["content"], alone, "text of a line and alone")
     spent = sum(body["usage"]["total_tokens"] for body in bodies.values())
     equal((batch.usage.total_tokens, batch.usage.output_tokens), (spent, 20), "usage")
+
+
+@check
+def batch_of_several_endpoints():
+    message = question() | {"messages": question()["messages"]}
+    bodies = [(CHAT, question()), (TEXT, {"model": MODEL, "prompt": "Paid", "max_tokens": 4}), ("/v1/messages", message)]
+    bodies += [("/v1/embeddings", {"model": EMBEDDING_MODEL, "input": "Paid"}), (CHAT, question(model="other"))]
+    lines = [{"custom_id": f"q{n}", "method": "POST", "url": url, "body": body} for n, (url, body) in enumerate(bodies)]
+    file = upload("\n".join(json.dumps(line) for line in lines).encode())
+    refused_one = ended(client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"))
+    equal((refused_one.status, refused_one.errors.data[0].code), ("failed", "invalid_url"))
+    batch = ended(client.batches.create(input_file_id=file.id, endpoint="mixed", completion_window="24h"))
+    equal((batch.status, batch.endpoint, batch.request_counts.completed, batch.request_counts.failed), ("completed", "mixed", 4, 1))
+    kinds = {name: body.get("object") or body["type"] for name, body in answers(batch).items()}
+    equal(kinds, {"q0": "chat.completion", "q1": "text_completion", "q2": "message", "q3": "list"}, "kinds of answers")
+    error = json.loads(client.files.content(batch.error_file_id).text)["response"]
+    equal((error["status_code"], error["body"]["error"]["code"]), (404, "model_not_found"))
+    results = client.get(f"/batches/{batch.id}/results", cast_to=httpx.Response).text.splitlines()
+    shown = {line["custom_id"]: line["response"]["body"] for line in map(json.loads, results)}
+    assert all(shown[name] == body for name, body in answers(batch).items()), "results are those of the file"
+
+
+@check
+def batch_that_is_open():
+    line = lambda name, **changes: {"custom_id": name, "method": "POST", "url": CHAT, "body": question(**changes)}
+    body = {"endpoint": CHAT, "completion_window": "24h", "open": True}
+    batch = client.post("/batches", body=body, cast_to=openai.types.Batch)
+    path = f"/batches/{batch.id}"
+
+    def add(*lines):
+        text = "\n".join(json.dumps(one) for one in lines)
+        headers = {"Content-Type": "application/x-ndjson"}
+        found = client.post(f"{path}/lines", content=text.encode(), options={"headers": headers}, cast_to=httpx.Response)
+        return tuple(found.json()[name] for name in ("added", "known", "total"))
+
+    # Until its file is checked.
+    started = time.monotonic()
+    while client.batches.retrieve(batch.id).status == "validating":
+        assert time.monotonic() - started < 60, batch
+        time.sleep(0.05)
+    equal(add(line("a"), line("b")), (2, 0, 2))
+    equal(add(line("b"), line("c")), (1, 1, 3), "a line that comes again")
+    refused(openai.ConflictError, lambda: add(line("d"), line("a", seed=9)), "custom_id", "custom_id_taken")
+    error = refused(openai.BadRequestError, lambda: add(line("d"), line("e", temperature=9)), "body.temperature")
+    assert "line 2" in error.message, error
+    while client.batches.retrieve(batch.id).request_counts.completed < 3:
+        assert time.monotonic() - started < 60, "lines run as they come"
+        time.sleep(0.05)
+    equal(client.batches.retrieve(batch.id).status, "in_progress")
+    for _ in range(2):
+        client.post(f"{path}/seal", cast_to=openai.types.Batch)
+    batch = ended(client.batches.retrieve(batch.id))
+    equal((batch.status, batch.request_counts.total, sorted(answers(batch))), ("completed", 3, ["a", "b", "c"]))
+    refused(openai.ConflictError, lambda: add(line("d")), code="batch_closed")
 
 
 @check

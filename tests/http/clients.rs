@@ -1,4 +1,4 @@
-//! Unmodified clients of OpenAI's API against a real service: the scripts of `tests/clients`, a test each. `cargo xtask test`
+//! Unmodified clients of OpenAI's and Anthropic's APIs against a real service: the scripts of `tests/clients`, a test each. `cargo xtask test`
 //! installs the clients. `docs/CLIENTS.md` lists what is called.
 
 use std::{
@@ -16,6 +16,8 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 enum Runs {
     /// The newest `openai` package alone.
     OpenAi,
+    /// The newest `anthropic` package alone.
+    Anthropic,
     /// The packages of `tests/clients/requirements.txt`.
     Python,
     /// The packages of `tests/clients/package.json`.
@@ -30,6 +32,7 @@ impl Runs {
         let own = Path::new(ROOT).join("tests/clients").join(script);
         let (program, script) = match self {
             Self::OpenAi => (Path::new(ROOT).join("target/openai/bin/python"), own),
+            Self::Anthropic => (Path::new(ROOT).join("target/anthropic/bin/python"), own),
             Self::Python => (Path::new(ROOT).join("target/clients/bin/python"), own),
             Self::Shell => (PathBuf::from("/bin/bash"), own),
             Self::Node => {
@@ -109,6 +112,8 @@ scripts! {
     openai_tools: OpenAi "openai_tools.py",
     openai_responses: OpenAi "openai_responses.py",
     openai_batches: OpenAi "openai_batches.py",
+    anthropic_python: Anthropic "anthropic_python.py",
+    anthropic_batches: Anthropic "anthropic_batches.py",
     openai_agents: Python "openai_agents.py",
     langchain: Python "langchain_.py",
     litellm: Python "litellm_.py",

@@ -255,6 +255,7 @@ fn divided(expected: &Expected, choice: EngineChoice) -> Choice {
     let logprobs = choice.logprobs.map(|all| all.into_iter().map(logprob).collect());
     let mut divided =
         Choice { length_limit, logprobs, ..Choice::new(choice.index, "", finish_reason) };
+    divided.stop_string = choice.stop_string;
     for piece in expected.layout.divide(&choice.text) {
         match piece {
             Piece::Reasoning(text) => {
@@ -347,6 +348,7 @@ mod tests {
                 tokens: vec![1],
                 text: "a".to_owned(),
                 finish_reason: *reason,
+                stop_string: None,
                 logprobs: None,
                 vector: None,
             };

@@ -45,12 +45,12 @@ impl BatchRow {
     }
 
     fn percent(&self, lines: u64) -> f64 {
-        100.0 * lines as f64 / self.batch.lines.max(1) as f64
+        100.0 * lines as f64 / self.batch.total_lines().max(1) as f64
     }
 
     /// Percentage of finished lines, rounded down.
     fn done(&self) -> u64 {
-        (self.batch.completed + self.batch.failed) * 100 / self.batch.lines.max(1)
+        (self.batch.completed + self.batch.failed) * 100 / self.batch.total_lines().max(1)
     }
 
     fn state(&self) -> &'static str {
@@ -105,7 +105,7 @@ impl BatchRow {
     /// Estimated time for the remaining lines of a running batch.
     fn left(&self, now: &Timestamp) -> Option<Duration> {
         let finished = self.batch.completed + self.batch.failed;
-        let rest = self.batch.lines.checked_sub(finished).filter(|rest| *rest > 0)?;
+        let rest = self.batch.total_lines().checked_sub(finished).filter(|rest| *rest > 0)?;
         let took = self.took(now).filter(|_| self.batch.state == BatchState::InProgress)?;
         (finished > 0).then(|| took.mul_f64(rest as f64 / finished as f64))
     }

@@ -105,7 +105,7 @@ fn largest(duration: Duration) -> String {
 }
 
 /// Returns date and time of day in UTC.
-pub(super) fn date_and_time(at: Timestamp) -> (String, String) {
+pub(crate) fn date_and_time(at: Timestamp) -> (String, String) {
     let at = OffsetDateTime::from_unix_timestamp(at.seconds());
     let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let (hour, minute, second) = at.to_hms();

@@ -50,7 +50,7 @@ pub(super) async fn step(
     let mut output = Output::open(&app.store, &claim.batch).await?;
     // A batch that was cancelled before its validation has no output.
     if claim.batch.at.in_progress.is_some() {
-        let mut pages = lines::read(&app.store, claim.batch.input, output.state.read);
+        let mut pages = lines::read(&app.store, &claim.batch, output.state.read);
         let mut slice = SLICE_FIRST;
         while let Some(page) = pages.recv().await {
             let mut page = page?;
@@ -171,8 +171,8 @@ fn output_line(
     end: Option<EndedJob>,
     output: &mut Output,
 ) -> (JobState, String) {
-    let Request { number, custom_id, key, .. } = request;
-    let asked = Asked { number: *number, custom_id, key };
+    let Request { number, custom_id, key, endpoint, .. } = request;
+    let asked = Asked { number: *number, custom_id, key, shape: endpoint.shape() };
     let expired = || (JobState::Expired, asked.expired());
     let cancelled = || (JobState::Cancelled, asked.cancelled());
     let is_cancelled = batch.state == BatchState::Cancelling;
@@ -189,7 +189,7 @@ fn output_line(
                     charge.add_to(&mut output.state.cost);
                 }
             }
-            (state, asked.ended(batch, outcome, finished_at))
+            (state, asked.ended(outcome, finished_at))
         }
         // Cancelled when this batch expired, or by an operator.
         Some(EndedJob { outcome: None, .. }) if batch.overdue || was_expired => {
@@ -211,7 +211,7 @@ fn output_line(
         None => {
             let message = "the job was deleted before its batch finished";
             let deleted = JobError::new(ErrorKind::Engine, "job_deleted", message);
-            let text = asked.ended(batch, Outcome::Error(deleted), batch.created_at);
+            let text = asked.ended(Outcome::Error(deleted), batch.created_at);
             (JobState::Failed, text)
         }
     }

@@ -1,15 +1,16 @@
 //! Reads and parses the lines of a stored file ahead of time, on a separate thread.
 
 use std::{
+    collections::BTreeMap,
     io::{self, BufRead, Read},
     sync::Arc,
 };
 
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
-use tritmill_client::{LineReader, RefusedLine, Request, parse_request};
-use tritmill_queue::StoreError;
+use tritmill_client::{LineReader, RefusedLine, Request, parse_request, unserved_model};
+use tritmill_queue::{QueueName, StoreError};
 
-use crate::store::{FileId, FrontStore, files::FILE_CHUNK_BYTES, step_state::FilePosition};
+use crate::store::{Batch, FileId, FrontStore, files::FILE_CHUNK_BYTES, step_state::FilePosition};
 
 /// Most lines of a page, and their bytes, which may be exceeded by one line.
 const PAGE_LINES: usize = 1000;
@@ -28,18 +29,22 @@ pub(crate) struct Line {
 /// A page of lines; never empty.
 pub(crate) type Lines = Vec<Line>;
 
-/// Reads the lines of a file from a position on. Reading ends when the receiver is dropped.
+/// Reads the lines of a batch from a position on. A request for a model that is not among the batch's is refused. Reading ends
+/// when the receiver is dropped.
 pub(crate) fn read(
     store: &Arc<dyn FrontStore>,
-    file: FileId,
+    batch: &Batch,
     from: FilePosition,
 ) -> mpsc::Receiver<Result<Lines, StoreError>> {
+    // Before its validation, the queues of a batch are not known.
+    let is_checked = batch.steps.is_valid || batch.at.in_progress.is_some();
+    let queues = (batch.has_models() && is_checked).then(|| batch.queues.clone());
     let (sender, receiver) = mpsc::channel(AHEAD);
-    let chunks = Chunks::at(Arc::clone(store), file, from.offset_bytes);
+    let chunks = Chunks::at(Arc::clone(store), batch.input, from.offset_bytes);
     spawn_blocking(move || {
         let mut reader = LineReader::after(chunks, from.line, from.offset_bytes);
         loop {
-            let page = page(&mut reader).map_err(store_error);
+            let page = page(&mut reader, queues.as_ref()).map_err(store_error);
             let is_error = page.is_err();
             if page.as_ref().is_ok_and(Vec::is_empty)
                 || sender.blocking_send(page).is_err()
@@ -52,13 +57,25 @@ pub(crate) fn read(
     receiver
 }
 
-fn page(reader: &mut LineReader<Chunks>) -> io::Result<Lines> {
+fn page(
+    reader: &mut LineReader<Chunks>,
+    queues: Option<&BTreeMap<String, QueueName>>,
+) -> io::Result<Lines> {
     let mut lines = Vec::new();
     let end = reader.bytes_read() + PAGE_BYTES;
     while lines.len() < PAGE_LINES && reader.bytes_read() < end {
         let Some(line) = reader.next_line()? else { break };
         let after = FilePosition { line: line.number, offset_bytes: reader.bytes_read() };
-        lines.push(Line { after, parsed: parse_request(&line) });
+        let is_served = |request: &Request| {
+            queues.is_none_or(|queues| {
+                request.body.model.as_ref().is_some_and(|model| queues.contains_key(model))
+            })
+        };
+        let parsed = match parse_request(&line) {
+            Ok(request) if !is_served(&request) => Err(Box::new(unserved_model(&request))),
+            parsed => parsed,
+        };
+        lines.push(Line { after, parsed });
     }
     Ok(lines)
 }
@@ -79,6 +96,8 @@ struct Chunks {
     position: usize,
     /// Bytes of the first chunk to skip.
     skip: usize,
+    /// Whether the last chunk was read. Lines that are added to the file meanwhile are for the next reader.
+    is_last: bool,
 }
 
 impl Chunks {
@@ -87,16 +106,17 @@ impl Chunks {
         let number = u32::try_from(offset_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let skip = usize::try_from(offset_bytes % chunk_bytes).expect("less than a chunk");
         let (runtime, chunk) = (Handle::current(), Vec::new());
-        Self { store, runtime, file, number, chunk, position: 0, skip }
+        Self { store, runtime, file, number, chunk, position: 0, skip, is_last: false }
     }
 }
 
 impl BufRead for Chunks {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if self.position == self.chunk.len() {
+        if self.position == self.chunk.len() && !self.is_last {
             let next = self.runtime.block_on(self.store.chunk(self.file, self.number));
             self.chunk = next.map_err(io::Error::other)?.unwrap_or_default();
             self.number = self.number.saturating_add(1);
+            self.is_last = self.chunk.len() < FILE_CHUNK_BYTES;
             self.position = std::mem::take(&mut self.skip).min(self.chunk.len());
         }
         Ok(&self.chunk[self.position..])

@@ -29,6 +29,8 @@ const COUNT_PER_IDLE: u32 = 8;
 const COUNT_SHARE: u32 = 20;
 /// Pause between two counts while lines are being submitted.
 const COUNT_SUBMITTING: Duration = Duration::from_secs(3);
+/// Longest pause of an open batch: lines that are added during a step wait for the next one.
+const COUNT_OPEN: Duration = Duration::from_secs(2);
 /// Shortest and longest wait for room in the queue.
 const BUSY_FIRST: Duration = Duration::from_millis(500);
 const BUSY_LAST: Duration = Duration::from_secs(15);
@@ -48,6 +50,7 @@ pub(super) async fn step(
     if now >= claim.batch.expires_at {
         if change_jobs(app, claim.batch.id, JobsChange::Cancel, &mut budget).await? {
             claim.batch.overdue = true;
+            claim.batch.seal(now);
             claim.batch.enter(BatchState::Finalizing, now);
             save(app, claim, BatchWrites::default()).await?;
         }
@@ -75,7 +78,7 @@ pub(super) async fn step(
     let started = Instant::now();
     let Counted { open, changed, ended, .. } = count(app, claim).await?;
     numbering::number(app, claim, ended, &mut budget).await?;
-    if open == 0 && matches!(submitted, Submitted::All) {
+    if open == 0 && matches!(submitted, Submitted::All) && !claim.batch.is_open {
         claim.batch.enter(BatchState::Finalizing, now);
         save(app, claim, BatchWrites::default()).await?;
         return Ok(Next::Now);
@@ -85,7 +88,8 @@ pub(super) async fn step(
         save(app, claim, BatchWrites::default()).await?;
     }
     let changed_at = claim.batch.steps.changed_at.or(claim.batch.at.in_progress).unwrap_or(now);
-    let wait = (now.since(changed_at) / COUNT_PER_IDLE).clamp(COUNT_FIRST, COUNT_LAST);
+    let longest = if claim.batch.is_open { COUNT_OPEN } else { COUNT_LAST };
+    let wait = (now.since(changed_at) / COUNT_PER_IDLE).clamp(COUNT_FIRST, longest);
     let counting = started.elapsed() * COUNT_SHARE;
     Ok(match submitted {
         Submitted::More => Next::Now,
@@ -161,7 +165,7 @@ async fn submit_rest(
     budget: &mut Budget,
 ) -> Result<Submitted, Interrupted> {
     let from = claim.batch.submitted;
-    let mut pages = lines::read(&app.store, claim.batch.input, from);
+    let mut pages = lines::read(&app.store, &claim.batch, from);
     // Fewer jobs at once when the queue is nearly full.
     let mut chunk = CHUNK_MAX;
     while let Some(page) = pages.recv().await {
@@ -281,7 +285,7 @@ async fn refuse(
 fn job(batch: &Batch, pass: &Pass, line: lines::Line) -> Option<(Job, FilePosition)> {
     let request = line.parsed.ok()?;
     let number = u32::try_from(request.number).ok().filter(|number| pass.runs(*number))?;
-    let queue = batch.queue.clone()?;
+    let queue = batch.queue_of(&request)?.clone();
     // A line's own tier decides before the batch's.
     let (priority, tier) = match request.body.tier {
         Some(tier) => (tier.priority(), tier),
@@ -293,6 +297,7 @@ fn job(batch: &Batch, pass: &Pass, line: lines::Line) -> Option<(Job, FilePositi
         billing: Billing { tier, key: batch.key },
         expires_at: Some(batch.expires_at),
         line_key: Some(request.key),
+        line_shape: batch.is_mixed().then(|| request.endpoint.shape()),
         ..request.job(batch.id.job(number), queue)
     };
     Some((job, line.after))

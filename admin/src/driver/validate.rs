@@ -1,7 +1,8 @@
 //! The first steps: validate the whole file before any line is submitted.
 //!
 //! A line that is not a request, or a request for another endpoint or model, fails the whole batch. A
-//! request with an invalid body does not; it gets a line in the error file.
+//! request with an invalid body does not; it gets a line in the error file. Nor does a request for an unknown model, where
+//! lines may name several.
 //!
 //! A file that one step can read leaves nothing in the store. Otherwise each step saves the hashes of its
 //! `custom_id`s, and the next ones look theirs up.
@@ -18,8 +19,9 @@ use super::{Budget, Interrupted, Next, lines, save};
 use crate::{
     App,
     store::{
-        BatchState,
-        batch_steps::{BatchClaim, BatchStart, BatchWrites, CustomIdHash},
+        Batch, BatchState,
+        batch_steps::{BatchClaim, BatchStart, BatchWrites, CustomIdHash, NamedLine},
+        batches::MODELS_MAX,
         step_state::{BatchError, StepState, ValidationState},
     },
 };
@@ -41,20 +43,23 @@ pub(super) async fn step(
         return enter(app, claim, budget).await;
     }
     let state = claim.batch.steps.validation.take().unwrap_or_default();
-    let is_continued = state.lines > 0;
-    let mut check = Validation::new(&claim.batch.endpoint, app.limits.batch_lines_max, state);
+    let (is_continued, is_open) = (state.lines > 0, claim.batch.is_open);
+    let mut check = Validation::new(&claim.batch, app.limits.batch_lines_max, state);
     // The file may have been deleted or have expired meanwhile.
     if app.store.file(&claim.batch.tenant, claim.batch.input).await?.is_none() {
         let message = "the input file no longer exists";
         check.add_error(None, "file_not_found", message, Some("input_file_id"));
     } else {
-        let mut pages = lines::read(&app.store, claim.batch.input, check.state.read);
+        let mut pages = lines::read(&app.store, &claim.batch, check.state.read);
         while let Some(page) = pages.recv().await {
             let page = page?;
             if is_continued {
                 let hashes: Vec<_> = page.iter().filter_map(custom_id).map(hash).collect();
                 let known = app.store.known_custom_ids(claim.batch.id, &hashes).await?;
                 check.custom_ids.extend(known);
+            }
+            if check.has_models {
+                find_models(app, &mut check, &page).await?;
             }
             let start = check.state.read;
             for line in &page {
@@ -74,7 +79,7 @@ pub(super) async fn step(
             }
         }
     }
-    if check.state.lines == 0 && check.state.errors.is_empty() {
+    if check.state.lines == 0 && check.state.errors.is_empty() && !is_open {
         check.add_error(None, "empty_file", "the input file has no lines", Some("input_file_id"));
     }
     if let Some((name, line)) = check.state.model.take() {
@@ -84,7 +89,11 @@ pub(super) async fn step(
             check.add_error(Some(line), "model_not_found", &message, Some("body.model"));
         }
     }
-    let ValidationState { lines, refused, errors, .. } = check.state;
+    let ValidationState { lines, refused, errors, queues, .. } = check.state;
+    if check.has_models {
+        let served = queues.into_iter().filter_map(|(name, queue)| Some((name, queue?)));
+        claim.batch.set_queues(served);
+    }
     claim.batch.errors = errors;
     if !claim.batch.errors.is_empty() {
         // No line is processed.
@@ -93,9 +102,39 @@ pub(super) async fn step(
         forget(app, claim, budget).await?;
         return Ok(Next::Finished);
     }
-    (claim.batch.lines, claim.batch.refused, claim.batch.failed) = (lines, refused, refused);
+    // Those that were added count for themselves.
+    claim.batch.lines = lines.saturating_sub(claim.batch.added);
+    (claim.batch.refused, claim.batch.failed) = (refused, refused);
     claim.batch.steps.is_valid = true;
+    if is_open {
+        // Lines that are added must not have the same names.
+        save(app, claim, BatchWrites { custom_ids: &check.added, ..BatchWrites::default() })
+            .await?;
+    }
     enter(app, claim, budget).await
+}
+
+/// Finds the queues of the models that a page names first.
+async fn find_models(
+    app: &App,
+    check: &mut Validation,
+    page: &[lines::Line],
+) -> Result<(), Interrupted> {
+    for line in page {
+        let Ok(Request { number, body, .. }) = &line.parsed else { continue };
+        let Some(name) = body.model.as_ref().filter(|it| !check.state.queues.contains_key(*it))
+        else {
+            continue;
+        };
+        if check.state.queues.len() == MODELS_MAX {
+            let message = format!("line {number}: the batch has more than {MODELS_MAX} models");
+            check.add_error(Some(*number), "too_many_models", &message, Some("body.model"));
+            break;
+        }
+        let queue = app.models.find(name).await?;
+        check.state.queues.insert(name.clone(), queue);
+    }
+    Ok(())
 }
 
 /// Makes a valid batch enter the next state when its tenant has room for one more batch in progress, or the
@@ -116,6 +155,7 @@ async fn enter(app: &App, claim: &mut BatchClaim, budget: Budget) -> Result<Next
     let began = claim.batch.at.in_progress.unwrap_or(now);
     claim.batch.enter(BatchState::InProgress, began);
     match app.store.start_batch(claim, max).await? {
+        BatchStart::Started if claim.batch.is_open => Ok(Next::Now),
         BatchStart::Started => {
             forget(app, claim, budget).await?;
             Ok(Next::Now)
@@ -152,25 +192,40 @@ fn custom_id(line: &lines::Line) -> Option<&str> {
 }
 
 /// Returns half of the SHA-256 of a `custom_id`.
-fn hash(custom_id: &str) -> CustomIdHash {
+pub(crate) fn hash(custom_id: &str) -> CustomIdHash {
     let hash: [u8; 32] = Sha256::digest(custom_id.as_bytes()).into();
     hash[..16].try_into().expect("a hash has 32 bytes")
 }
 
 /// The validation of a step's lines.
-struct Validation<'a> {
-    endpoint: &'a str,
+struct Validation {
+    endpoint: String,
+    /// Whether lines may be for several endpoints.
+    is_mixed: bool,
+    /// Whether each line names a model of its own.
+    has_models: bool,
+    /// Whether lines that are added later are compared with these.
+    is_open: bool,
     lines_max: u64,
     state: ValidationState,
     /// Line of each `custom_id` of this step, and of those that earlier steps have seen as well.
     custom_ids: HashMap<CustomIdHash, u32>,
     /// Hashes of this step.
-    added: Vec<(CustomIdHash, u32)>,
+    added: Vec<NamedLine>,
 }
 
-impl<'a> Validation<'a> {
-    fn new(endpoint: &'a str, lines_max: u64, state: ValidationState) -> Self {
-        Self { endpoint, lines_max, state, custom_ids: HashMap::new(), added: Vec::new() }
+impl Validation {
+    fn new(batch: &Batch, lines_max: u64, state: ValidationState) -> Self {
+        Self {
+            endpoint: batch.endpoint.clone(),
+            is_mixed: batch.is_mixed(),
+            has_models: batch.has_models(),
+            is_open: batch.is_open,
+            lines_max,
+            state,
+            custom_ids: HashMap::new(),
+            added: Vec::new(),
+        }
     }
 
     /// Whether validation can stop.
@@ -199,7 +254,8 @@ impl<'a> Validation<'a> {
             Ok(request) => self.request(request),
             Err(line) if line.refusal.status.is_some() => {
                 self.state.refused += 1;
-                self.check_custom_id(number, line.custom_id.as_deref().unwrap_or_default());
+                let name = line.custom_id.as_deref().unwrap_or_default();
+                self.check_custom_id(number, name, line.key);
             }
             Err(line) => {
                 let refusal = &line.refusal;
@@ -210,13 +266,13 @@ impl<'a> Validation<'a> {
     }
 
     /// Reports a `custom_id` that an earlier line has.
-    fn check_custom_id(&mut self, number: u64, custom_id: &str) {
-        let hash = hash(custom_id);
+    fn check_custom_id(&mut self, number: u64, custom_id: &str, key: [u8; 32]) {
+        let (hash, key) = (hash(custom_id), self.is_open.then_some(key));
         match self.custom_ids.entry(hash) {
             Entry::Vacant(entry) => {
                 let number = u32::try_from(number).unwrap_or(u32::MAX);
                 entry.insert(number);
-                self.added.push((hash, number));
+                self.added.push(NamedLine { name: hash, line: number, key });
             }
             Entry::Occupied(entry) => {
                 let first = *entry.get();
@@ -232,13 +288,18 @@ impl<'a> Validation<'a> {
             let message = format!("line {number}: custom_id is missing");
             return self.add_error(Some(number), "missing_custom_id", &message, Some("custom_id"));
         }
-        if request.endpoint.as_str() != self.endpoint {
-            let (found, expected) = (request.endpoint.as_str(), self.endpoint);
+        if !self.is_mixed && request.endpoint.as_str() != self.endpoint {
+            let (found, expected) = (request.endpoint.as_str(), &self.endpoint);
             let message =
                 format!("line {number}: url is '{found}' but the batch's endpoint is '{expected}'");
             self.add_error(Some(number), "invalid_url", &message, Some("url"));
         }
-        self.check_custom_id(number, &request.custom_id);
+        self.check_custom_id(number, &request.custom_id, request.key);
+        if self.has_models {
+            let queue = request.body.model.as_ref().and_then(|name| self.state.queues.get(name));
+            self.state.refused += u64::from(!matches!(queue, Some(Some(_))));
+            return;
+        }
         match (&request.body.model, &self.state.model) {
             (None, _) => {
                 let message = format!("line {number}: body.model is missing");
@@ -271,16 +332,33 @@ fn code_of(refusal: &Refusal) -> &str {
 #[cfg(test)]
 mod tests {
     use tritmill_client::{LineReader, parse_request};
+    use tritmill_queue::QueueName;
 
     use super::*;
 
-    fn codes(text: &str) -> Vec<(u64, String)> {
+    fn batch(endpoint: &str) -> Batch {
+        let batch = serde_json::json!({
+            "id": uuid::Uuid::nil(), "tenant": "t", "state": "validating", "endpoint": endpoint,
+            "input": uuid::Uuid::nil(), "completion_window": "1h", "priority": "normal",
+            "metadata": null, "output_expires_s": null, "created_at": 0, "expires_at": 0,
+        });
+        serde_json::from_value(batch).expect("fields of a batch")
+    }
+
+    fn checked(batch: &Batch, text: &str) -> Validation {
         let mut reader = LineReader::new(text.as_bytes());
-        let mut check = Validation::new("/v1/completions", 6, ValidationState::default());
+        let mut check = Validation::new(batch, 6, ValidationState::default());
+        let queue = QueueName { model: "m".to_owned(), format: "i2_s".to_owned() };
+        check.state.queues.insert("m".to_owned(), Some(queue));
         while let Some(line) = reader.next_line().expect("memory") {
             check.line(line.number, &parse_request(&line));
         }
-        let errors = check.state.errors.into_iter();
+        check
+    }
+
+    fn codes(text: &str) -> Vec<(u64, String)> {
+        let batch = batch("/v1/completions");
+        let errors = checked(&batch, text).state.errors.into_iter();
         errors.map(|error| (error.line.unwrap_or(0), error.code)).collect()
     }
 
@@ -315,6 +393,27 @@ mod tests {
         check(&line("b", "/v1/chat/completions", chat), "invalid_url");
         let many: String = (0..8).map(|id| line(&id.to_string(), url, body)).collect();
         assert_eq!(codes(&many), [(7, "too_many_tasks".to_owned())]);
+    }
+
+    #[test]
+    fn lines_of_a_mixed_batch_are_checked_for_themselves() {
+        let chat = r#"{"model":"m","messages":[{"role":"user","content":"a"}]}"#;
+        let message = r#"{"model":"m","max_tokens":3,"messages":[{"role":"user","content":"a"}]}"#;
+        let text = [
+            line("a", "/v1/completions", r#"{"model":"m","prompt":"a"}"#),
+            line("b", "/v1/chat/completions", chat),
+            line("c", "/v1/messages", message),
+            line("d", "/v1/completions", r#"{"model":"other","prompt":"a"}"#),
+            line("e", "/v1/completions", r#"{"prompt":"a"}"#),
+        ];
+        let mixed = batch(crate::store::batches::MIXED);
+        let check = checked(&mixed, &text.concat());
+        assert_eq!((check.state.lines, check.state.refused, check.state.errors), (5, 2, vec![]));
+        let twice = checked(&mixed, &format!("{}{}", text[0], text[0]));
+        assert_eq!(twice.state.errors[0].code, "duplicate_custom_id");
+        let messages = batch("/v1/messages");
+        assert_eq!(checked(&messages, &text[2]).state.errors, []);
+        assert_eq!(checked(&messages, &text[1]).state.errors[0].code, "invalid_url");
     }
 
     #[test]

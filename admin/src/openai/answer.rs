@@ -9,7 +9,7 @@ use crate::{ApiError, App};
 
 /// Options of a streamed answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Streaming {
+pub(crate) struct Streaming {
     /// Whether a last chunk carries the token counts.
     pub include_usage: bool,
 }
@@ -47,7 +47,7 @@ impl Streaming {
 }
 
 /// A job that a caller waits for. Dropping it cancels the job unless it is finished.
-pub(super) struct AwaitedJob {
+pub(crate) struct AwaitedJob {
     pub app: App,
     pub id: JobId,
     /// When the job expires.
@@ -64,7 +64,7 @@ impl Drop for AwaitedJob {
 }
 
 /// Values that every answer and every chunk contains.
-pub(super) struct AnswerHead {
+pub(crate) struct AnswerHead {
     pub id: JobId,
     /// Endpoint, which decides the shape of the answer.
     pub endpoint: Endpoint,
@@ -75,7 +75,7 @@ pub(super) struct AnswerHead {
 }
 
 /// Returns the completion of a finished job, or why there is none.
-pub(super) fn completion(ended: FinishedJob) -> Result<Completion, ApiError> {
+pub(crate) fn completion(ended: FinishedJob) -> Result<Completion, ApiError> {
     match ended.outcome {
         Some(Outcome::Completed(completion)) => Ok(completion),
         Some(Outcome::Error(error)) => Err(ApiError::job_failed(&error)),

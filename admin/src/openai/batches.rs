@@ -2,8 +2,11 @@
 
 mod changes;
 pub(crate) mod estimate;
+mod open;
 mod request;
 pub(crate) mod results;
+
+use std::collections::BTreeMap;
 
 use axum::{Json, extract::Path, http::HeaderMap};
 use serde::{Deserialize, Serialize};
@@ -16,7 +19,8 @@ pub(crate) use self::changes::{
     __path_cancel, __path_pause, __path_resume, __path_retry, cancel, change_of_tenant, change_own,
     pause, pause_of, resume, retry,
 };
-use self::request::NewBatch;
+pub(crate) use self::open::{__path_add_lines, __path_seal, add_lines, seal};
+pub(crate) use self::request::NewBatch;
 use super::{
     idempotency,
     list::{List, ListQuery},
@@ -47,7 +51,9 @@ const LIST_MAX: u32 = 100;
 pub(crate) struct BatchView {
     id: String,
     object: &'static str,
+    /// The endpoint of all lines, or `mixed`.
     endpoint: String,
+    /// The model of all lines.
     model: Option<String>,
     errors: Option<BatchErrors>,
     input_file_id: String,
@@ -77,6 +83,10 @@ pub(crate) struct BatchView {
     webhook: Option<WebhookView>,
     /// Time since which it is archived.
     archived_at: Option<i64>,
+    /// Whether lines may be added to it.
+    open: bool,
+    /// When a batch that was open took its last lines.
+    sealed_at: Option<i64>,
 }
 
 /// Errors of a rejected input file.
@@ -169,7 +179,7 @@ pub(crate) struct WebhookView {
 impl From<Batch> for BatchView {
     fn from(batch: Batch) -> Self {
         let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
-        let has_errors = !batch.errors.is_empty();
+        let (has_errors, total) = (!batch.errors.is_empty(), batch.total_lines());
         Self {
             id: batch.id.to_string(),
             object: "batch",
@@ -192,7 +202,7 @@ impl From<Batch> for BatchView {
             cancelling_at: at(batch.at.cancelling),
             cancelled_at: at(batch.at.cancelled),
             request_counts: RequestCounts {
-                total: batch.lines,
+                total,
                 completed: batch.completed,
                 failed: batch.failed,
             },
@@ -200,6 +210,8 @@ impl From<Batch> for BatchView {
             metadata: batch.metadata,
             webhook: batch.webhook.map(WebhookView::from),
             archived_at: at(batch.archived_at),
+            open: batch.is_open,
+            sealed_at: at(batch.at.sealed),
         }
     }
 }
@@ -243,7 +255,10 @@ pub(crate) async fn check_request(
     body: Map<String, Value>,
 ) -> Result<(), ApiError> {
     let new = NewBatch::parse(body, app)?;
-    input_of(app, caller, &new.input).await.map(drop)
+    match &new.input {
+        Some(input) => input_file(app, caller, input).await.map(drop),
+        None => Ok(()),
+    }
 }
 
 /// Creates a batch, or returns the one that was created with the same idempotency key.
@@ -254,12 +269,44 @@ pub(crate) async fn create_batch(
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
     let new = NewBatch::parse(body, app)?;
-    let file = input_of(app, caller, &new.input).await?;
+    let given = match &new.input {
+        Some(id) => Some(input_file(app, caller, id).await?),
+        None => None,
+    };
+    submit(app, caller, new, given.as_ref().map(|file| (file, 0)), idempotency_key).await
+}
+
+/// Creates a batch of the lines of a file that was just written, and has so many of them.
+pub(crate) async fn create_with_file(
+    app: &App,
+    caller: &Caller,
+    new: NewBatch,
+    file: (&StoredFile, u64),
+    idempotency_key: Option<String>,
+) -> Result<Batch, ApiError> {
+    submit(app, caller, new, Some(file), idempotency_key).await
+}
+
+async fn submit(
+    app: &App,
+    caller: &Caller,
+    new: NewBatch,
+    given: Option<(&StoredFile, u64)>,
+    idempotency_key: Option<String>,
+) -> Result<Batch, ApiError> {
+    let (given, lines) = given.unzip();
     app.budget_checks.check(app, caller).await?;
-    let asked = estimate::read(app, &file, new.tier()).await?;
+    let asked = match given {
+        Some(file) => estimate::read(app, file, new.tier()).await?,
+        None => estimate::Asked::default(),
+    };
     estimate::check_capacity(app, &asked, new.within, new.tier()).await?;
-    let input = file.id;
     let created_at = app.client.now().await?;
+    // An open batch has a file of its own, to which lines are added.
+    let input = match given {
+        Some(file) if !new.open => file.id,
+        _ => FileId::generate(),
+    };
     let batch = Batch {
         id: BatchId::generate(),
         tenant: caller.tenant.clone(),
@@ -275,7 +322,10 @@ pub(crate) async fn create_batch(
         expires_at: created_at.after(new.within),
         at: BatchTimes::default(),
         queue: None,
-        lines: 0,
+        queues: BTreeMap::new(),
+        is_open: new.open,
+        began_with: given.filter(|_| new.open).map(|file| file.id),
+        lines: lines.unwrap_or_default(),
         refused: 0,
         submitted: FilePosition::default(),
         completed: 0,
@@ -291,12 +341,20 @@ pub(crate) async fn create_batch(
         reopened: 0,
         last_end: 0,
         archived_at: None,
+        added: 0,
         idempotency_key,
         webhook: new.webhook,
         steps: StepState::default(),
     };
     let max = tenant_limits::open_batches(app, &caller.tenant).await?;
-    let known = match app.store.create_batch(&batch, max).await? {
+    if new.open {
+        own_input(app, &batch, given).await?;
+    }
+    let created = app.store.create_batch(&batch, max).await?;
+    if new.open && created != Creation::New {
+        app.store.delete_file(&caller.tenant, input).await?;
+    }
+    let known = match created {
         Creation::New => None,
         Creation::Known(known) => Some(*known),
         Creation::Full => return Err(ApiError::too_many_batches(max)),
@@ -311,11 +369,11 @@ pub(crate) async fn create_batch(
     Ok(known.unwrap_or(batch))
 }
 
-/// Returns the input file of a new batch.
-async fn input_of(app: &App, caller: &Caller, input: &str) -> Result<StoredFile, ApiError> {
-    let no_file = || ApiError::not_found("file", input).at("input_file_id");
-    let id: FileId = input.parse().map_err(|_| no_file())?;
-    let file = app.store.file(&caller.tenant, id).await?.ok_or_else(no_file)?;
+/// Returns the file with the lines of a new batch.
+async fn input_file(app: &App, caller: &Caller, id: &str) -> Result<StoredFile, ApiError> {
+    let no_file = || ApiError::not_found("file", id).at("input_file_id");
+    let input: FileId = id.parse().map_err(|_| no_file())?;
+    let file = app.store.file(&caller.tenant, input).await?.ok_or_else(no_file)?;
     if file.purpose != FilePurpose::Batch {
         let message = "input_file_id must be a file of purpose 'batch'";
         return Err(ApiError::invalid_value("input_file_id", message));
@@ -323,10 +381,28 @@ async fn input_of(app: &App, caller: &Caller, input: &str) -> Result<StoredFile,
     Ok(file)
 }
 
+/// Creates the file of an open batch, with the lines of a file that was given.
+async fn own_input(app: &App, batch: &Batch, given: Option<&StoredFile>) -> Result<(), ApiError> {
+    let size_bytes = given.map_or(0, |file| file.size_bytes);
+    tenant_limits::file_room(app, &batch.tenant).await?.check(size_bytes)?;
+    let file = StoredFile {
+        id: batch.input,
+        tenant: batch.tenant.clone(),
+        purpose: FilePurpose::Batch,
+        filename: given.map_or_else(|| "lines.jsonl".to_owned(), |file| file.filename.clone()),
+        size_bytes,
+        created_at: batch.created_at,
+        expires_at: None,
+    };
+    Ok(app.store.create_input(&file, given.map(|file| file.id)).await?)
+}
+
 /// Whether both batches come from equal requests.
 fn is_same_request(known: &Batch, new: &Batch) -> bool {
     let url = |batch: &Batch| batch.webhook.as_ref().map(|webhook| webhook.url.clone());
-    known.input == new.input
+    // An open batch is known by the file that it began with.
+    (known.began_with, known.at.sealed.is_some() || known.is_open) == (new.began_with, new.is_open)
+        && (new.is_open || known.input == new.input)
         && known.endpoint == new.endpoint
         && known.completion_window == new.completion_window
         && known.priority == new.priority

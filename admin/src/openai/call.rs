@@ -26,7 +26,7 @@ use super::{
 use crate::{ApiError, App, Caller, store::call_keys::CallKey};
 
 /// What a call needs besides its body.
-pub(super) struct CallContext {
+pub(crate) struct CallContext {
     pub caller: Caller,
     pub traceparent: Option<TraceParent>,
     /// Time limit of the answer.
@@ -40,7 +40,7 @@ pub(super) struct CallContext {
 }
 
 /// Returns the idempotency key of a request, with a hash of its body.
-pub(super) fn key_of(
+pub(crate) fn key_of(
     headers: &HeaderMap,
     path: &str,
     body: &Map<String, Value>,
@@ -54,7 +54,7 @@ pub(super) fn key_of(
 }
 
 /// A call with a job that was accepted.
-pub(super) struct AcceptedCall {
+pub(crate) struct AcceptedCall {
     app: App,
     awaited: AwaitedJob,
     end: oneshot::Receiver<FinishedJob>,
@@ -68,13 +68,13 @@ pub(super) struct AcceptedCall {
 }
 
 /// Returns the queue of the model that a body names.
-pub(super) async fn queue_of(app: &App, body: &Body) -> Result<QueueName, ApiError> {
+pub(crate) async fn queue_of(app: &App, body: &Body) -> Result<QueueName, ApiError> {
     let name = body.model.as_deref().ok_or_else(|| ApiError::missing_field("model"))?;
     app.models.find(name).await?.ok_or_else(|| ApiError::model_not_found(name))
 }
 
 /// Submits the job of a call.
-pub(super) async fn submit(
+pub(crate) async fn submit(
     app: App,
     context: CallContext,
     body: Body,

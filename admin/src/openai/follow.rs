@@ -23,7 +23,7 @@ const POLL_EACH: Duration = Duration::from_micros(200);
 
 /// News of an answer. Before an answer is complete, all of it was in earlier news.
 #[derive(Debug)]
-pub(super) enum Update {
+pub(crate) enum Update {
     /// A call of a tool begins.
     Call { choice: u32, call: u32, name: String },
     /// Text to append to a part, and the log probabilities of its tokens.
@@ -42,7 +42,7 @@ impl Update {
 }
 
 /// A job with an answer that is followed.
-pub(super) struct Follower {
+pub(crate) struct Follower {
     pub app: App,
     pub awaited: AwaitedJob,
     pub id: JobId,

@@ -14,7 +14,7 @@ const KEY_CHARS_MAX: usize = 255;
 ///
 /// # Errors
 /// If it is too long, empty or not ASCII.
-pub(super) fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+pub(crate) fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(value) = headers.get(HEADER) else { return Ok(None) };
     let is_valid = |text: &&str| (1..=KEY_CHARS_MAX).contains(&text.len());
     match value.to_str().ok().filter(is_valid) {
@@ -27,7 +27,7 @@ pub(super) fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 }
 
 /// Returns a hash of the parts of a request, each with its length.
-pub(super) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
     let mut hasher = Sha256::new();
     for part in parts {
         hasher.update((part.len() as u64).to_be_bytes());
@@ -37,7 +37,7 @@ pub(super) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
 }
 
 /// The error for a key that an earlier, different request has.
-pub(super) fn conflict(what: &str) -> ApiError {
+pub(crate) fn conflict(what: &str) -> ApiError {
     let message =
         format!("the idempotency key was used for a different {what}: choose another key");
     ApiError::conflict("idempotency_conflict", &message).at(HEADER)

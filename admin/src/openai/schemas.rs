@@ -361,8 +361,12 @@ pub(crate) struct Upload {
 /// A batch to create.
 #[derive(ToSchema)]
 pub(crate) struct BatchRequest {
-    input_file_id: String,
-    /// `/v1/chat/completions` or `/v1/completions`, the same for every line.
+    /// Needed unless the batch is open.
+    input_file_id: Option<String>,
+    /// An open batch takes lines while it runs, until it is sealed.
+    open: Option<bool>,
+    /// The path of every line: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or `/v1/messages`; or `mixed`, for lines
+    /// with paths and models of their own.
     #[schema(examples("/v1/chat/completions"))]
     endpoint: String,
     /// A number and one of s, m, h, d, or `background`: no promise, with spare capacity.

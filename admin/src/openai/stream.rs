@@ -26,7 +26,7 @@ const UPDATES_MAX: usize = 16;
 const HEAD_WAIT: Duration = Duration::from_secs(10);
 
 /// Writes an answer as events.
-pub(super) trait Render: Send + 'static {
+pub(crate) trait Render: Send + 'static {
     /// Returns the events of the begin, before any news.
     fn begin(&mut self) -> Vec<Event> {
         Vec::new()
@@ -38,7 +38,7 @@ pub(super) trait Render: Send + 'static {
 
 /// Returns the response that streams an answer once there is news, or an error that occurred before. `permit` is held while
 /// it streams.
-pub(super) async fn respond(
+pub(crate) async fn respond(
     follower: Follower,
     permit: OwnedSemaphorePermit,
     mut render: impl Render,
@@ -76,7 +76,7 @@ pub(super) async fn respond(
 }
 
 /// Writes the chunks of `/v1/chat/completions` and `/v1/completions`.
-pub(super) struct Chunks {
+pub(crate) struct Chunks {
     pub head: AnswerHead,
     pub streaming: Streaming,
     /// What each chunk repeats of the request.

@@ -3,7 +3,7 @@
 use axum::Json;
 use serde_json::{Map, Value, json};
 use tritmill_client::{Body, Endpoint, Fields, parse_body};
-use tritmill_queue::{Completion, Task};
+use tritmill_queue::{Completion, Task, Tokenized};
 
 use super::{
     call::{self, CallContext},
@@ -29,17 +29,27 @@ pub(crate) async fn tokenize(
     let has_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let task = Task::Tokenize { special, generation_prompt };
     let body = Body { task, ..parse_body(endpoint, fields.rest())? };
-    let completion = ask(app, caller, (parent, limit), body).await?;
-    let Some(tokenized) = completion.tokenized else {
-        // A worker of an earlier release answers every job with text.
-        return Err(ApiError::conflict("not_supported", "the model's worker cannot tokenize"));
-    };
+    let tokenized = tokens(app, caller, (parent, limit), body).await?;
     Ok(Json(json!({
         "count": tokenized.tokens.len(),
         "max_model_len": tokenized.context_length,
         "tokens": tokenized.tokens,
         "token_strs": has_texts.then_some(tokenized.texts),
     })))
+}
+
+/// Returns the tokens of a prompt: the answer to a request with such a task.
+pub(crate) async fn tokens(
+    app: App,
+    caller: Caller,
+    (parent, limit): (JobParent, TimeLimit),
+    body: Body,
+) -> Result<Tokenized, ApiError> {
+    let completion = ask(app, caller, (parent, limit), body).await?;
+    // A worker of an earlier release answers every job with text.
+    completion
+        .tokenized
+        .ok_or_else(|| ApiError::conflict("not_supported", "the model's worker cannot tokenize"))
 }
 
 /// Returns the text of tokens.

@@ -27,6 +27,8 @@ pub enum BatchChange {
         /// Whether running lines are interrupted as well, instead of going to their end.
         now: bool,
     },
+    /// Lets no more lines be added to an open batch, which ends when its lines have.
+    Seal,
     /// Goes on: a paused batch where it was paused, and a cancelled one with its cancelled lines, in a new time limit.
     Resume,
     /// Runs lines again. An ended batch is opened again.
@@ -93,6 +95,7 @@ impl BatchChange {
         match self {
             Self::Cancel => "batch.cancel",
             Self::Pause { .. } => "batch.pause",
+            Self::Seal => "batch.seal",
             Self::Resume => "batch.resume",
             Self::Retry { .. } => "batch.retry",
         }
@@ -103,6 +106,7 @@ impl BatchChange {
         match self {
             Self::Cancel => "cancelled",
             Self::Pause { .. } => "paused",
+            Self::Seal => "sealed",
             Self::Resume => "resumed",
             Self::Retry { .. } => "retried",
         }
@@ -113,6 +117,7 @@ impl BatchChange {
         match self {
             Self::Cancel => cancel(batch, now),
             Self::Pause { now: running } => pause(batch, *running, now),
+            Self::Seal => seal(batch, now),
             Self::Resume => resume(batch, now),
             Self::Retry { lines, .. } => retry(batch, lines.clone(), now),
         }
@@ -122,7 +127,7 @@ impl BatchChange {
     pub(super) fn key(&self) -> Option<&RetryKey> {
         match self {
             Self::Retry { key, .. } => key.as_ref(),
-            Self::Cancel | Self::Pause { .. } | Self::Resume => None,
+            Self::Cancel | Self::Pause { .. } | Self::Seal | Self::Resume => None,
         }
     }
 }
@@ -130,11 +135,23 @@ impl BatchChange {
 fn cancel(batch: &mut Batch, now: Timestamp) -> Applied {
     match batch.state {
         BatchState::Validating | BatchState::InProgress | BatchState::Paused => {
+            batch.seal(now);
             batch.enter(BatchState::Cancelling, now);
             Applied::Changed
         }
         BatchState::Cancelling | BatchState::Cancelled => Applied::Unchanged,
         _ => Applied::Refused,
+    }
+}
+
+fn seal(batch: &mut Batch, now: Timestamp) -> Applied {
+    match (batch.is_open, batch.at.sealed) {
+        (true, _) => {
+            batch.seal(now);
+            Applied::Changed
+        }
+        (false, Some(_)) => Applied::Unchanged,
+        (false, None) => Applied::Refused,
     }
 }
 
@@ -209,7 +226,8 @@ fn reopen(batch: &mut Batch, lines: RerunLines, now: Timestamp) {
     batch.expires_at = now.after(batch.window());
     (batch.overdue, batch.submitted) = (false, FilePosition::default());
     batch.errors.clear();
-    batch.at = BatchTimes { in_progress: batch.at.in_progress, ..BatchTimes::default() };
+    let BatchTimes { in_progress, sealed, .. } = batch.at;
+    batch.at = BatchTimes { in_progress, sealed, ..BatchTimes::default() };
     batch.steps.changed_at = Some(now);
     // What was not reached stays as it is, unless it is chosen.
     batch.steps.reruns = vec![Rerun { lines, at: now, reached: Some(u64::MAX) }];

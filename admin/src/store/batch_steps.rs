@@ -48,6 +48,17 @@ pub enum Claimable {
 /// Half of the SHA-256 of a line's `custom_id`.
 pub type CustomIdHash = [u8; 16];
 
+/// A valid line, by the name that no other line of its batch may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamedLine {
+    /// Hash of its `custom_id`.
+    pub name: CustomIdHash,
+    /// Its number.
+    pub line: u32,
+    /// Hash of its request, which is kept for lines of open batches.
+    pub key: Option<[u8; 32]>,
+}
+
 /// A chunk of an output file.
 #[derive(Debug, Clone, Copy)]
 pub struct FileChunk<'a> {
@@ -73,7 +84,7 @@ pub struct BatchWrites<'a> {
     /// Output files to delete, which these files replace.
     pub replaced: &'a [FileId],
     /// Lines that were validated: hashes of their `custom_id`s, and their numbers.
-    pub custom_ids: &'a [(CustomIdHash, u32)],
+    pub custom_ids: &'a [NamedLine],
     /// Lines that ended, in the order of their numbers. [`Batch::last_end`] counts them already.
     pub ends: &'a [LineEnd],
 }
@@ -180,6 +191,6 @@ pub trait BatchSteps: Send + Sync {
     /// Deletes up to `max` saved hashes of a batch; returns how many.
     async fn forget_custom_ids(&self, id: BatchId, max: u32) -> Result<u64, StoreError>;
 
-    /// Deletes hashes of batches that are neither validating nor paused, and turns of tenants without batches for a week.
+    /// Deletes hashes of batches that are neither validating nor paused nor open, and turns of tenants without batches for a week.
     async fn sweep_batches(&self) -> Result<(), StoreError>;
 }

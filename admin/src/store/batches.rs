@@ -17,10 +17,11 @@
 //! submissions of a line create one job, no table of lines is needed, and the jobs of a batch are a
 //! range of ids.
 
-use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use tritmill_client::{Endpoint, Request};
 use tritmill_queue::{
     Charge, JobId, Priority, QueueName, StoreError, Tenant, Tier, Timestamp, Usage,
     job::UnknownWord, store::Page,
@@ -177,6 +178,8 @@ impl FromStr for BatchState {
 pub struct BatchTimes {
     /// Time at which the batch became `in_progress`.
     pub in_progress: Option<Timestamp>,
+    /// Time at which an open batch was closed.
+    pub sealed: Option<Timestamp>,
     /// Time at which the batch became `paused`, while it is.
     pub paused: Option<Timestamp>,
     /// Time at which the batch became `finalizing`.
@@ -205,7 +208,7 @@ pub struct Batch {
     pub key: Option<Uuid>,
     /// Its state.
     pub state: BatchState,
-    /// The endpoint of all its lines.
+    /// The endpoint of all its lines, or [`MIXED`].
     pub endpoint: String,
     /// File with its lines.
     pub input: FileId,
@@ -224,10 +227,19 @@ pub struct Batch {
     /// Times of its state changes.
     #[serde(default)]
     pub at: BatchTimes,
-    /// The queue of its jobs; `None` before validation.
+    /// The queue of its jobs; `None` before validation, and for lines of several models.
     #[serde(default)]
     pub queue: Option<QueueName>,
-    /// Number of lines in its file.
+    /// The queues of its lines by the names of their models, where lines may name several.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub queues: BTreeMap<String, QueueName>,
+    /// Whether lines may be added to it.
+    #[serde(default)]
+    pub is_open: bool,
+    /// The file of which an open batch got a copy to begin with.
+    #[serde(default)]
+    pub began_with: Option<FileId>,
+    /// Number of lines in its file, without those that were added while it was open.
     #[serde(default)]
     pub lines: u64,
     /// Rejected lines: errors without a job.
@@ -286,7 +298,15 @@ pub struct Batch {
     /// do not have it.
     #[serde(skip)]
     pub archived_at: Option<Timestamp>,
+    /// Lines that were added to it while it was open, in a column of its own as well.
+    #[serde(skip)]
+    pub added: u64,
 }
+
+/// Most models of a batch whose lines may name several.
+pub const MODELS_MAX: usize = 64;
+/// The endpoint of a batch of lines for several endpoints and models.
+pub const MIXED: &str = "mixed";
 
 impl Batch {
     /// Returns the time since which the webhook is due; `None` while the batch is unfinished, and
@@ -299,6 +319,45 @@ impl Batch {
     /// Returns the tier of lines without one of their own.
     pub fn tier(&self) -> Tier {
         tier_of(&self.completion_window)
+    }
+
+    /// Whether its lines may be for several endpoints.
+    pub fn is_mixed(&self) -> bool {
+        self.endpoint == MIXED
+    }
+
+    /// Whether each of its lines names a model of its own, as in Anthropic's batches. In OpenAI's, all lines name the same.
+    pub fn has_models(&self) -> bool {
+        self.is_mixed() || self.endpoint == Endpoint::Messages.as_str()
+    }
+
+    /// Returns the queue of a line's job.
+    pub fn queue_of(&self, request: &Request) -> Option<&QueueName> {
+        match self.has_models() {
+            true => self.queues.get(request.body.model.as_deref()?),
+            false => self.queue.as_ref(),
+        }
+    }
+
+    /// Sets the queues of its models, of which one that is alone is the batch's.
+    pub fn set_queues(&mut self, queues: impl IntoIterator<Item = (String, QueueName)>) {
+        self.queues.extend(queues);
+        let mut named = self.queues.values();
+        let first = named.next();
+        self.queue = first.filter(|first| named.all(|other| other == *first)).cloned();
+    }
+
+    /// Returns the number of its lines.
+    pub fn total_lines(&self) -> u64 {
+        self.lines + self.added
+    }
+
+    /// Lets no more lines be added.
+    pub fn seal(&mut self, now: Timestamp) {
+        if self.is_open {
+            self.is_open = false;
+            self.at.sealed = Some(now);
+        }
     }
 
     /// Returns the length of its completion window.
@@ -388,6 +447,8 @@ pub struct BatchSearch {
     pub metadata: Vec<(String, String)>,
     /// Its model, with or without a format (`MODEL@FORMAT`).
     pub model: Option<String>,
+    /// Its endpoint.
+    pub endpoint: Option<String>,
     /// Text in its id or in the name of its input file, whatever the case of its letters.
     pub text: Option<String>,
 }

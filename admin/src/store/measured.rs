@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{
     ApiKey, Audit, Batch, BatchEnds, BatchId, BatchSteps, Batches, Budgets, CallKeys, FileId,
-    Files, KeyHash, Keys, Schedules, Sessions, Tenants,
+    Files, KeyHash, Keys, OpenBatches, Schedules, Sessions, Tenants,
     audit::AuditEntry,
     batch_changes::{BatchChange, Changed},
     batch_ends::{EndsPage, KnownEnd, LineEnd},
@@ -19,6 +19,7 @@ use super::{
     budgets::{Budget, BudgetOf},
     call_keys::{CallKey, KeyedCall},
     files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
+    open_batches::{AddedLines, Adding},
     schedules::{Schedule, ScheduleId},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
 };
@@ -111,6 +112,11 @@ measured! {
         fn forget_custom_ids(id: BatchId, max: u32) -> Result<u64, StoreError>;
         fn sweep_batches() -> Result<(), StoreError>;
     }
+    OpenBatches {
+        fn create_input(file: &StoredFile, from: Option<FileId>) -> Result<(), StoreError>;
+        fn add_lines(tenant: &Tenant, id: BatchId, lines: &AddedLines)
+            -> Result<Option<Adding>, StoreError>;
+    }
     Audit {
         fn record_audit(entry: &AuditEntry) -> Result<(), StoreError>;
         fn audit_log(page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
@@ -139,6 +145,7 @@ mod tests {
             include_str!("batches.rs"),
             include_str!("batch_ends.rs"),
             include_str!("batch_steps.rs"),
+            include_str!("open_batches.rs"),
             include_str!("audit.rs"),
             include_str!("tenants.rs"),
         ];

@@ -57,6 +57,13 @@ macro_rules! of_queue {
     };
 }
 
+/// The endpoint of the document `batch`.
+macro_rules! endpoint {
+    () => {
+        "(batch::jsonb ->> 'endpoint')"
+    };
+}
+
 /// The id of a batch as the API writes it.
 macro_rules! batch_name {
     () => {
@@ -90,8 +97,8 @@ mod sql;
 
 /// Adds a JSON list of pairs of a hash, in hexadecimal digits, and a line.
 pub(super) const ADD_CUSTOM_IDS: &str = "
-INSERT INTO batch_custom_ids (batch_id, custom_id, line)
-SELECT $1, decode(pair ->> 0, 'hex'), (pair ->> 1)::bigint
+INSERT INTO batch_custom_ids (batch_id, custom_id, line, line_key)
+SELECT $1, decode(pair ->> 0, 'hex'), (pair ->> 1)::bigint, decode(pair ->> 2, 'hex')
 FROM jsonb_array_elements($2::text::jsonb) AS pair
 ON CONFLICT (batch_id, custom_id) DO NOTHING";
 

@@ -61,6 +61,13 @@ macro_rules! of_queue {
     };
 }
 
+/// The endpoint of the document `batch`.
+macro_rules! endpoint {
+    () => {
+        "(batch ->> '$.endpoint')"
+    };
+}
+
 /// The id of a batch as the API writes it.
 macro_rules! batch_name {
     () => {
@@ -94,8 +101,8 @@ mod sql;
 
 /// Adds a JSON list of pairs of a hash, in hexadecimal digits, and a line.
 pub(super) const ADD_CUSTOM_IDS: &str = "
-INSERT INTO batch_custom_ids (batch_id, custom_id, line)
-SELECT $1, unhex(value ->> 0), value ->> 1 FROM json_each($2) WHERE true
+INSERT INTO batch_custom_ids (batch_id, custom_id, line, line_key)
+SELECT $1, unhex(value ->> 0), value ->> 1, unhex(value ->> 2) FROM json_each($2) WHERE true
 ON CONFLICT (batch_id, custom_id) DO NOTHING";
 
 /// Adds a JSON list of ends of lines; a line that has one already gets another.

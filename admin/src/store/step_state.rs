@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tritmill_queue::{Charge, JobState, Timestamp, Usage, store::EndMark};
+use tritmill_queue::{Charge, JobState, QueueName, Timestamp, Usage, store::EndMark};
 
 use super::files::FileId;
 
@@ -159,6 +159,9 @@ pub struct ValidationState {
     pub errors: Vec<BatchError>,
     /// The first named model, and its line.
     pub model: Option<(String, u64)>,
+    /// The queues of the models that were named so far, where lines may name several; `None` for those that are not served.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub queues: BTreeMap<String, Option<QueueName>>,
 }
 
 /// Unfinished output; the default is output without a line.

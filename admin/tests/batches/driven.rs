@@ -21,20 +21,20 @@ use super::*;
 const TURN: Duration = Duration::from_millis(20);
 
 /// A driver, and a worker that notes what it ran.
-struct Service {
-    rig: Rig,
+pub(super) struct Service {
+    pub(super) rig: Rig,
     dispatcher: Arc<MemoryDispatcher>,
     stop: watch::Sender<bool>,
     driver: JoinHandle<()>,
     /// How often each line ran.
     runs: HashMap<String, u32>,
     /// How often each line was answered.
-    answers: HashMap<String, u32>,
+    pub(super) answers: HashMap<String, u32>,
 }
 
 impl Service {
     /// Starts a driver with a queue of this many entries.
-    fn start(rig: Rig, entries: usize) -> Self {
+    pub(super) fn start(rig: Rig, entries: usize) -> Self {
         let dispatcher = Arc::new(MemoryDispatcher::new(entries));
         let events = Arc::new(MemoryEvents::default());
         let client = Client::embedded(rig.store.clone(), dispatcher.clone(), events);
@@ -46,13 +46,13 @@ impl Service {
         Self { rig, dispatcher, stop, driver, runs, answers }
     }
 
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         self.stop.send_replace(true);
         self.driver.await.unwrap();
     }
 
     /// Creates a batch of lines q1, q2, …
-    async fn batch(&self, owner: &Tenant, lines: u32) -> BatchId {
+    pub(super) async fn batch(&self, owner: &Tenant, lines: u32) -> BatchId {
         let store = &self.rig.store;
         let line = |number| {
             format!(
@@ -73,7 +73,7 @@ impl Service {
     }
 
     /// Lets time pass; the worker answers up to `max` lines. A line with a name in `failing` fails.
-    async fn turn(&mut self, max: usize, failing: &[&str]) {
+    pub(super) async fn turn(&mut self, max: usize, failing: &[&str]) {
         let (store, queue) = (&self.rig.store, queue());
         self.rig.advance(TURN);
         let due = store.reconcile().await.unwrap().queued;
@@ -104,11 +104,16 @@ impl Service {
     }
 
     /// Takes turns until a batch is in a state; returns it.
-    async fn until(&mut self, id: BatchId, state: BatchState, failing: &[&str]) -> Batch {
+    pub(super) async fn until(
+        &mut self,
+        id: BatchId,
+        state: BatchState,
+        failing: &[&str],
+    ) -> Batch {
         self.turns(id, state, 4, failing).await
     }
 
-    async fn turns(
+    pub(super) async fn turns(
         &mut self,
         id: BatchId,
         state: BatchState,
@@ -125,15 +130,15 @@ impl Service {
         panic!("not {state:?}: {:?}", self.get(id).await);
     }
 
-    async fn get(&self, id: BatchId) -> Batch {
+    pub(super) async fn get(&self, id: BatchId) -> Batch {
         self.rig.store.batch_of_any_tenant(id).await.unwrap().unwrap()
     }
 
-    async fn progress(&self, id: BatchId) -> Progress {
+    pub(super) async fn progress(&self, id: BatchId) -> Progress {
         self.rig.store.range_progress(id.all_jobs()).await.unwrap()
     }
 
-    async fn change(&self, id: BatchId, change: BatchChange) -> Batch {
+    pub(super) async fn change(&self, id: BatchId, change: BatchChange) -> Batch {
         let tenant = self.get(id).await.tenant;
         match self.rig.store.change_batch(&tenant, id, &change, MANY).await.unwrap().unwrap() {
             Changed::Done(batch) => *batch,
@@ -142,7 +147,12 @@ impl Service {
     }
 
     /// Runs named lines again.
-    async fn retry(&self, id: BatchId, names: &[&str], answered: bool) -> Result<Batch, Problem> {
+    pub(super) async fn retry(
+        &self,
+        id: BatchId,
+        names: &[&str],
+        answered: bool,
+    ) -> Result<Batch, Problem> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let batch = self.get(id).await;
         match chosen_lines(&self.rig.store, &batch, &names, answered).await {
@@ -153,7 +163,7 @@ impl Service {
     }
 
     /// Returns the lines that ended after a number, in order of the input.
-    async fn ended_after(&self, id: BatchId, after: u64) -> Vec<u32> {
+    pub(super) async fn ended_after(&self, id: BatchId, after: u64) -> Vec<u32> {
         let page = EndsPage { after, ..ends::ALL };
         let found = self.rig.store.ends(id, page).await.unwrap();
         let mut lines: Vec<u32> = found.into_iter().map(|(_, end)| end.line).collect();
@@ -162,7 +172,7 @@ impl Service {
     }
 
     /// Returns the names of lines in a file, in order.
-    async fn names(&self, file: Option<FileId>) -> Vec<String> {
+    pub(super) async fn names(&self, file: Option<FileId>) -> Vec<String> {
         let Some(file) = file else { return Vec::new() };
         let bytes = self.rig.store.chunk(file, 0).await.unwrap().unwrap();
         let text = String::from_utf8(bytes).unwrap();

@@ -88,6 +88,7 @@ async fn submit(store: &Arc<dyn TestStore>, held: &mut BatchClaim, lines: u32) {
         id: id.job(line),
         custom_id: Some(format!("q{line}")),
         line_key: Some([u8::try_from(line % 256).unwrap(); 32]),
+        line_shape: (line % 2 == 0).then_some("message"),
         ..job()
     };
     let jobs: Vec<Job> = (1..=lines).map(line).collect();
@@ -138,11 +139,15 @@ async fn ends_of_jobs_are_found_from_a_mark_on() {
         let read: Vec<_> = read
             .iter()
             .map(|end| {
-                (id.line(end.id), end.outcome.is_some(), end.custom_id.as_deref(), end.line_key)
+                let shape = end.line_shape.as_deref();
+                let name = end.custom_id.as_deref();
+                (id.line(end.id), end.outcome.is_some(), name, end.line_key, shape)
             })
             .collect();
         let expected = |line: u32, has_outcome, name| {
-            (Some(line), has_outcome, Some(name), Some([u8::try_from(line).unwrap(); 32]))
+            let shape = (line % 2 == 0).then_some("message");
+            let key = Some([u8::try_from(line).unwrap(); 32]);
+            (Some(line), has_outcome, Some(name), key, shape)
         };
         assert_eq!(read, [expected(3, false, "q3"), expected(4, true, "q4")]);
     })

@@ -9,19 +9,20 @@ mod conformance;
 mod driven;
 mod ends;
 mod lists;
+mod open;
 mod schedules;
 mod steps;
 #[path = "../../../queue/tests/stores/mod.rs"]
 mod stores;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use conformance::{LEASE, answer, by, finished, job, queue};
 use stores::{Rig, all};
 use tritmill_admin::store::{
     Batch, BatchId, BatchState, FileId, FrontStore as TestStore,
     batch_changes::{BatchChange, Changed},
-    batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, WebhookBounds},
+    batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, NamedLine, WebhookBounds},
     batches::{BatchFilter, BatchTimes, Creation},
     files::{FileDeletion, FilePurpose, StoredFile},
     step_state::{FilePosition, StepState},
@@ -68,6 +69,9 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         expires_at: Timestamp(i64::MAX),
         at: BatchTimes::default(),
         queue: None,
+        queues: BTreeMap::new(),
+        is_open: false,
+        began_with: None,
         lines: 0,
         refused: 0,
         submitted: FilePosition::default(),
@@ -84,6 +88,7 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         reopened: 0,
         last_end: 0,
         archived_at: None,
+        added: 0,
         idempotency_key: None,
         webhook: None,
         steps: StepState::default(),

@@ -154,7 +154,8 @@ async fn output_and_custom_ids_are_written_under_the_epoch() {
         rig.advance(LEASE);
         let held = claim(store).await.unwrap();
         let chunk = |bytes: &'static [u8]| FileChunk { file: output.id, number: 0, bytes };
-        let custom_ids = [([1; 16], 1), ([2; 16], 2)];
+        let named = |line: u8| NamedLine { name: [line; 16], line: line.into(), key: None };
+        let custom_ids = [named(1), named(2)];
         let chunks = [chunk(b"one two")];
         let writes =
             BatchWrites { chunks: &chunks, custom_ids: &custom_ids, ..BatchWrites::default() };

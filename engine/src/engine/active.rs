@@ -398,6 +398,7 @@ impl ActiveRequest {
         let choices = self.choices.into_iter().enumerate().map(|(index, generation)| Choice {
             index: index as u32,
             tokens: generation.tokens,
+            stop_string: generation.text.stop_string().map(str::to_owned),
             text: generation.text.into_text(),
             finish_reason: generation.finish_reason.unwrap_or(FinishReason::Failed),
             logprobs: generation.logprobs,

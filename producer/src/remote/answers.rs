@@ -6,6 +6,17 @@ use serde::Deserialize;
 
 use crate::http::HttpError;
 
+/// Lines that were added to an open batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct LinesAdded {
+    /// Lines that are new.
+    pub added: u64,
+    /// Lines that the batch had already.
+    pub known: u64,
+    /// Lines of the batch with them.
+    pub total: u64,
+}
+
 /// A call to a server failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -25,7 +25,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::answers::{RemoteBatch, RemoteError};
+use super::answers::{LinesAdded, RemoteBatch, RemoteError};
 use crate::http::{AddressPolicy, HttpClient, HttpError, check_target};
 
 /// How long a server may send nothing.
@@ -63,6 +63,21 @@ pub struct NewBatch<'a> {
     /// Id of the uploaded file with its lines.
     pub file: &'a str,
     /// The endpoint of all lines.
+    pub endpoint: &'a str,
+    /// Time limit of the batch, as `24h`.
+    pub window: &'a str,
+    /// `normal` or `low`.
+    pub priority: &'a str,
+    /// Two calls with the same key create one batch.
+    pub idempotency_key: &'a str,
+}
+
+/// Parameters of a new open batch, to which lines are added.
+#[derive(Debug, Clone)]
+pub struct OpenBatch<'a> {
+    /// Id of an uploaded file with its first lines, if it has any. The batch gets a copy.
+    pub file: Option<&'a str>,
+    /// The endpoint of all lines, or `mixed`.
     pub endpoint: &'a str,
     /// Time limit of the batch, as `24h`.
     pub window: &'a str,
@@ -183,13 +198,53 @@ impl Api {
             "completion_window": batch.window,
             "priority": batch.priority,
         });
+        self.create_of(&body, batch.idempotency_key).await
+    }
+
+    /// Creates a batch to which lines are added while it runs, or finds the one that was created with the same idempotency key.
+    pub async fn create_open(&self, batch: &OpenBatch<'_>) -> Result<RemoteBatch, RemoteError> {
+        let body = json!({
+            "open": true,
+            "input_file_id": batch.file,
+            "endpoint": batch.endpoint,
+            "completion_window": batch.window,
+            "priority": batch.priority,
+        });
+        self.create_of(&body, batch.idempotency_key).await
+    }
+
+    async fn create_of(
+        &self,
+        body: &Value,
+        idempotency_key: &str,
+    ) -> Result<RemoteBatch, RemoteError> {
         let path = "/v1/batches";
         let request = self
             .request(Method::POST, path)?
             .header(CONTENT_TYPE, "application/json")
-            .header("idempotency-key", batch.idempotency_key)
+            .header("idempotency-key", idempotency_key)
             .body(body.to_string());
         self.read(self.client.send(request, SILENT_MAX).await?, path).await
+    }
+
+    /// Adds lines to an open batch, all of them or none: at most 10,000, and 8 MiB. A line that the batch has already is not
+    /// added again, so that a call may be repeated.
+    pub async fn add_lines(
+        &self,
+        id: &str,
+        lines: impl Into<Body>,
+    ) -> Result<LinesAdded, RemoteError> {
+        let path = format!("/v1/batches/{id}/lines");
+        let request = self
+            .request(Method::POST, &path)?
+            .header(CONTENT_TYPE, "application/x-ndjson")
+            .body(lines);
+        self.read(self.client.send(request, SILENT_MAX).await?, &path).await
+    }
+
+    /// Seals an open batch: no more lines are added, and it ends when its lines have. Sealing again changes nothing.
+    pub async fn seal(&self, id: &str) -> Result<RemoteBatch, RemoteError> {
+        self.change(id, "seal", json!({}), None).await
     }
 
     /// Returns the state of a batch.

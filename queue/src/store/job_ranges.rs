@@ -26,6 +26,8 @@ pub struct EndedJob {
     pub custom_id: Option<String>,
     /// The key of that line.
     pub line_key: Option<[u8; 32]>,
+    /// The shape of the answer of its line, in a batch of lines for several endpoints.
+    pub line_shape: Option<String>,
 }
 
 /// A place in the order in which jobs end, as the store sees it; the default is before all of them.

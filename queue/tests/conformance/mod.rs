@@ -59,6 +59,7 @@ pub fn job() -> Job {
         echo: serde_json::Map::new(),
         line_key: None,
         billing: tritmill_queue::Billing::default(),
+        line_shape: None,
         custom_id: None,
     }
 }

@@ -164,6 +164,7 @@ fn cancelled() -> Output {
         tokens: Vec::new(),
         text: String::new(),
         finish_reason: FinishReason::Cancelled,
+        stop_string: None,
         logprobs: None,
         vector: None,
     };

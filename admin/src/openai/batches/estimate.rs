@@ -16,7 +16,7 @@ use tritmill_queue::{
 };
 use utoipa::ToSchema;
 
-use super::{CostView, input_of, request::NewBatch};
+use super::{CostView, input_file, request::NewBatch};
 use crate::{
     ApiError, App, Call, JsonBody, JsonResult,
     openai::schemas::BatchRequest,
@@ -239,7 +239,8 @@ pub(crate) async fn estimate(
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> JsonResult<EstimateView> {
     let new = NewBatch::parse(body, &app)?;
-    let file = input_of(&app, &caller, &new.input).await?;
+    let input = new.input.as_deref().ok_or_else(|| ApiError::missing_field("input_file_id"))?;
+    let file = input_file(&app, &caller, input).await?;
     let asked = read(&app, &file, new.tier()).await?;
     let sum = |of: fn(&Tokens) -> u64| asked.by_model.values().map(of).sum();
     let cost = most(&app, &asked).await?;

@@ -13,7 +13,7 @@ use crate::{
     ApiError, App,
     openai::files::{EXPIRES_S, invalid_expiry},
     store::{
-        batches::{BACKGROUND, parse_window, tier_of},
+        batches::{BACKGROUND, MIXED, parse_window, tier_of},
         webhooks::{Webhook, WebhookSecret},
     },
     webhooks::signature,
@@ -27,9 +27,11 @@ const VALUE_MAX: usize = 512;
 const URL_BYTES_MAX: usize = 2048;
 
 /// A validated request to create a batch.
-pub(super) struct NewBatch {
-    /// Input file, which may not exist.
-    pub input: String,
+pub(crate) struct NewBatch {
+    /// Input file, which may not exist. An open batch needs none.
+    pub input: Option<String>,
+    /// Whether lines are added later.
+    pub open: bool,
     pub endpoint: String,
     /// Completion window as text, and as a duration.
     pub window: String,
@@ -55,12 +57,16 @@ impl NewBatch {
         windows: &[String],
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::new(map, "");
+        let open = fields.boolean("open")?.unwrap_or(false);
+        let input = fields.text("input_file_id")?;
+        if input.is_none() && !open {
+            return Err(ApiError::missing_field("input_file_id"));
+        }
         let mut required =
             |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
-        let (input, endpoint) = (required("input_file_id")?, required("endpoint")?);
-        let window = required("completion_window")?;
-        if Endpoint::of_batch(&endpoint).is_none() {
-            let message = format!("endpoint must be {}", Endpoint::batch_paths());
+        let (endpoint, window) = (required("endpoint")?, required("completion_window")?);
+        if Endpoint::of_batch(&endpoint).is_none() && endpoint != MIXED {
+            let message = format!("endpoint must be {}, or '{MIXED}'", Endpoint::batch_paths());
             return Err(ApiError::invalid_value("endpoint", message));
         }
         let within = parse_window(&window).ok_or_else(|| {
@@ -89,7 +95,17 @@ impl NewBatch {
         let output_expires_s = fields.take("output_expires_after").map(expiry).transpose()?;
         let webhook = fields.take("webhook").map(|value| webhook(value, allowed)).transpose()?;
         fields.finish()?;
-        Ok(Self { input, endpoint, window, within, priority, metadata, output_expires_s, webhook })
+        Ok(Self {
+            input,
+            open,
+            endpoint,
+            window,
+            within,
+            priority,
+            metadata,
+            output_expires_s,
+            webhook,
+        })
     }
 
     /// Returns the tier of its lines.
@@ -181,9 +197,13 @@ mod tests {
         assert_eq!(invalid(json!({ "metadata": { "a": "b" }, "priority": "low" })), None);
         let hook = |url: &str| json!({ "webhook": { "url": url } });
         assert_eq!(invalid(hook("https://hooks.example/x")), None);
+        assert_eq!(invalid(json!({ "endpoint": "mixed" })), None);
+        assert_eq!(invalid(json!({ "open": true, "input_file_id": null })), None);
         let many: Map<String, Value> = (0..17).map(|n| (n.to_string(), json!("x"))).collect();
         for (wrong, param) in [
             (json!({ "endpoint": "/v1/moderations" }), "endpoint"),
+            (json!({ "input_file_id": null }), "input_file_id"),
+            (json!({ "open": "yes" }), "open"),
             (json!({ "completion_window": "soon" }), "completion_window"),
             (json!({ "completion_window": "2h" }), "completion_window"),
             (json!({ "completion_window": "background", "priority": "normal" }), "priority"),

@@ -17,7 +17,8 @@ pub(super) async fn change(
     (now, open_max): (Timestamp, u32),
 ) -> Result<Option<Changed>, StoreError> {
     let found = concat!(
-        "SELECT CAST(batch AS text) AS batch, archived_at FROM batches WHERE id = $1 AND tenant = $2",
+        "SELECT CAST(batch AS text) AS batch, archived_at, added_lines FROM batches
+         WHERE id = $1 AND tenant = $2",
         for_update!()
     );
     let mut tx = store.begin().await?;
@@ -85,7 +86,7 @@ async fn open_batches(tx: &mut Connection, tenant: &Tenant, max: u32) -> Result<
 }
 
 /// Writes a batch, ends the claim of its driver, and makes its next step due. It is not archived any more.
-async fn write(tx: &mut Connection, batch: &Batch) -> Result<(), StoreError> {
+pub(super) async fn write(tx: &mut Connection, batch: &Batch) -> Result<(), StoreError> {
     let update = concat!(
         "UPDATE batches SET state = $2, batch = ",
         as_json!("$3"),

@@ -60,7 +60,8 @@ macro_rules! claim_sql {
             " + $3",
             $also,
             " FROM picked WHERE id = picked_id
-             RETURNING id, epoch, lost_leases + hung_steps AS failures, CAST(batch AS text) AS batch"
+             RETURNING id, epoch, lost_leases + hung_steps AS failures, added_lines,
+                       CAST(batch AS text) AS batch"
         )
     };
 }

@@ -8,13 +8,13 @@ use uuid::Uuid;
 use tritmill_queue::{JobId, StoreError, Tenant, store::Claimant};
 
 use super::{
-    ADD_CUSTOM_IDS, Connection, Query, SqlStore, batch_claims, batch_ends, batches::batch,
+    ADD_CUSTOM_IDS, Connection, Query, SqlStore, batch_claims, batch_ends, batches::counted,
     bytes_list, files, id_list, query, rows, text_list,
 };
 use crate::store::{
     batch_steps::{
         BatchClaim, BatchStart, BatchSteps, BatchWrites, CLAIM_WINDOW, Claimable, CustomIdHash,
-        WebhookBounds,
+        NamedLine, WebhookBounds,
     },
     batches::BatchId,
 };
@@ -87,7 +87,7 @@ async fn claim_by(
     let mut claims = Vec::with_capacity(claimed.len());
     for row in &claimed {
         let (epoch, failures) = (rows::integer(row, "epoch")?, rows::count(row, "failures")?);
-        match batch(row) {
+        match counted(row) {
             Ok(batch) => claims.push(BatchClaim { batch, epoch, failures }),
             Err(error) => {
                 tracing::error!(%error, "a claimed batch cannot be read");
@@ -110,6 +110,20 @@ async fn release(
     store.execute(release.bind(rows::milliseconds(after))).await.map(drop)
 }
 
+/// Saves the hashes of `custom_id`s that are new.
+pub(super) async fn add_custom_ids(
+    connection: &mut Connection,
+    id: BatchId,
+    lines: &[NamedLine],
+) -> Result<(), StoreError> {
+    let hex =
+        |line: &NamedLine| (rows::hex(&line.name), line.line, line.key.map(|key| rows::hex(&key)));
+    let all: Vec<(String, u32, Option<String>)> = lines.iter().map(hex).collect();
+    let insert = query(ADD_CUSTOM_IDS);
+    insert.bind(Uuid::from(id)).bind(rows::to_json(&all)).execute(connection).await.map(drop)?;
+    Ok(())
+}
+
 /// Writes what belongs to a saved batch.
 async fn write(
     connection: &mut Connection,
@@ -129,10 +143,7 @@ async fn write(
         query("DELETE FROM files WHERE id = $1").bind(file.0).execute(&mut *connection).await?;
     }
     if !writes.custom_ids.is_empty() {
-        let hex = |(hash, line): &(CustomIdHash, u32)| (rows::hex(hash), *line);
-        let all: Vec<(String, u32)> = writes.custom_ids.iter().map(hex).collect();
-        let insert = query(ADD_CUSTOM_IDS);
-        insert.bind(Uuid::from(id)).bind(rows::to_json(&all)).execute(connection).await?;
+        add_custom_ids(connection, id, writes.custom_ids).await?;
     }
     Ok(())
 }
@@ -293,7 +304,8 @@ impl BatchSteps for SqlStore {
     async fn sweep_batches(&self) -> Result<(), StoreError> {
         let forget = "DELETE FROM batch_custom_ids WHERE (batch_id, custom_id) IN (
                 SELECT batch_id, custom_id FROM batch_custom_ids AS kept WHERE NOT EXISTS (
-                    SELECT 1 FROM batches WHERE id = kept.batch_id AND state IN ('validating', 'paused'))
+                    SELECT 1 FROM batches WHERE id = kept.batch_id AND (state IN ('validating', 'paused')
+                        OR (state = 'in_progress' AND added_lines IS NOT NULL)))
                 LIMIT $1)";
         while self.execute(query(forget).bind(SWEEP_CHUNK)).await? > 0 {}
         let forget = concat!(

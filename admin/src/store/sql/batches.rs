@@ -25,15 +25,22 @@ pub(super) fn batch(row: &Row) -> Result<Batch, StoreError> {
     rows::document(row, "batch")
 }
 
+/// Returns a batch with the lines that were added to it.
+pub(super) fn counted(row: &Row) -> Result<Batch, StoreError> {
+    let added = rows::tokens(row, "added_lines")?.unwrap_or_default();
+    Ok(Batch { added, ..batch(row)? })
+}
+
 /// Returns a batch from its [`columns`].
 pub(super) fn whole(row: &Row) -> Result<Batch, StoreError> {
-    Ok(Batch { archived_at: rows::time_or_none(row, "archived_at")?, ..batch(row)? })
+    let archived_at = rows::time_or_none(row, "archived_at")?;
+    Ok(Batch { archived_at, ..counted(row)? })
 }
 
 /// The columns of a batch.
 macro_rules! columns {
     () => {
-        "id, CAST(batch AS text) AS batch, archived_at, input_file_id"
+        "id, CAST(batch AS text) AS batch, archived_at, added_lines, input_file_id"
     };
 }
 
@@ -61,7 +68,7 @@ macro_rules! both {
         [
             concat!(listed!($beyond, $order, $archived), " LIMIT $6"),
             concat!(
-                "SELECT batch, archived_at FROM (",
+                "SELECT batch, archived_at, added_lines FROM (",
                 listed!($beyond, $order, $archived),
                 " LIMIT $7) AS latest WHERE ",
                 has_metadata!("$8"),
@@ -75,7 +82,9 @@ macro_rules! both {
                 has_text!(batch_name!(), "$10"),
                 " OR EXISTS (SELECT 1 FROM files WHERE files.id = latest.input_file_id AND ",
                 has_text!("filename", "$10"),
-                ")) ORDER BY id ",
+                ")) AND ($11 IS NULL OR ",
+                endpoint!(),
+                " = $11) ORDER BY id ",
                 $order,
                 " LIMIT $6"
             ),
@@ -165,7 +174,7 @@ impl Batches for SqlStore {
                 search.metadata.iter().map(|(name, value)| (name.clone(), value.clone().into()));
             let pairs: serde_json::Map<String, serde_json::Value> = pairs.collect();
             found = found.bind(i64::from(SCAN_MAX)).bind(rows::to_json(&pairs));
-            found = found.bind(&search.model).bind(&search.text);
+            found = found.bind(&search.model).bind(&search.text).bind(&search.endpoint);
         }
         read(self, found).await
     }

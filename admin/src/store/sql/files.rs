@@ -6,7 +6,8 @@ use tritmill_queue::{StoreError, Tenant, Timestamp, store::Page};
 
 use super::{Connection, Query, Row, SqlStore, query, rows, storable};
 use crate::store::files::{
-    Completion, FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX, StoredFile, UploadKey,
+    Completion, FILE_CHUNK_BYTES, FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX,
+    StoredFile, UploadKey,
 };
 
 /// A complete file that has not expired.
@@ -55,6 +56,78 @@ fn file(row: &Row) -> Result<StoredFile, StoreError> {
     })
 }
 
+/// Returns the statement that creates an incomplete file.
+pub(super) fn create<'q>(store: &SqlStore, new: &'q StoredFile) -> Query<'q> {
+    query(concat!(
+        "INSERT INTO files (id, tenant, purpose, filename, created_at, expires_at)
+         VALUES ($2, $3, $4, $5, ",
+        now!(),
+        ", $6) RETURNING *"
+    ))
+    .bind(store.clock_parameter())
+    .bind(new.id.0)
+    .bind(&new.tenant.0)
+    .bind(new.purpose.as_str())
+    .bind(&new.filename)
+    .bind(new.expires_at.map(|at| at.0))
+}
+
+/// Gives a file the content of another one.
+pub(super) async fn copy(
+    connection: &mut Connection,
+    from: FileId,
+    to: FileId,
+) -> Result<(), StoreError> {
+    let copy = "INSERT INTO file_chunks (file_id, number, content)
+        SELECT $2, number, content FROM file_chunks WHERE file_id = $1";
+    query(copy).bind(from.0).bind(to.0).execute(connection).await?;
+    Ok(())
+}
+
+/// Appends lines to a complete file. Returns false, and appends nothing, if it would be too large.
+pub(super) async fn append_lines<'a>(
+    connection: &mut Connection,
+    id: FileId,
+    lines: impl Iterator<Item = &'a [u8]>,
+    bytes_max: u64,
+) -> Result<bool, StoreError> {
+    const CHUNK_BYTES: u64 = FILE_CHUNK_BYTES as u64;
+    let found = query("SELECT size_bytes FROM files WHERE id = $1 AND size_bytes IS NOT NULL");
+    let Some(row) = found.bind(id.0).fetch_optional(&mut *connection).await? else {
+        let problem = "it no longer exists".to_owned();
+        return Err(StoreError::InvalidValue { what: "input file", problem });
+    };
+    let size = rows::tokens(&row, "size_bytes")?.unwrap_or_default();
+    // The last chunk that there is, which may be whole.
+    let first = size.saturating_sub(1) / CHUNK_BYTES;
+    let last = query("SELECT content FROM file_chunks WHERE file_id = $1 AND number = $2");
+    let last = last.bind(id.0).bind(rows::stored(first)).fetch_optional(&mut *connection).await?;
+    let mut bytes: Vec<u8> = match &last {
+        Some(row) => rows::get(row, "content")?,
+        None => Vec::new(),
+    };
+    if bytes.last().is_some_and(|last| *last != b'\n') {
+        bytes.push(b'\n');
+    }
+    for line in lines {
+        bytes.extend_from_slice(line);
+        bytes.push(b'\n');
+    }
+    let size = first * CHUNK_BYTES + bytes.len() as u64;
+    if size > bytes_max {
+        return Ok(false);
+    }
+    let put = "INSERT INTO file_chunks (file_id, number, content) VALUES ($1, $2, $3)
+        ON CONFLICT (file_id, number) DO UPDATE SET content = excluded.content";
+    for (number, chunk) in (first..).zip(bytes.chunks(FILE_CHUNK_BYTES)) {
+        let put = query(put).bind(id.0).bind(rows::stored(number)).bind(chunk);
+        put.execute(&mut *connection).await?;
+    }
+    let grow = query("UPDATE files SET size_bytes = $2 WHERE id = $1");
+    grow.bind(id.0).bind(rows::stored(size)).execute(connection).await?;
+    Ok(true)
+}
+
 /// Returns the statement that completes a file.
 pub(super) fn complete<'q>(
     id: FileId,
@@ -101,19 +174,7 @@ impl Files for SqlStore {
     async fn create_file(&self, new: &StoredFile) -> Result<StoredFile, StoreError> {
         storable("tenant", &new.tenant.0)?;
         storable("filename", &new.filename)?;
-        let insert = query(concat!(
-            "INSERT INTO files (id, tenant, purpose, filename, created_at, expires_at)
-             VALUES ($2, $3, $4, $5, ",
-            now!(),
-            ", $6) RETURNING *"
-        ))
-        .bind(self.clock_parameter())
-        .bind(new.id.0)
-        .bind(&new.tenant.0)
-        .bind(new.purpose.as_str())
-        .bind(&new.filename)
-        .bind(new.expires_at.map(|at| at.0));
-        file(&self.fetch_one(insert).await?)
+        file(&self.fetch_one(create(self, new)).await?)
     }
 
     async fn put_chunk(&self, id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError> {

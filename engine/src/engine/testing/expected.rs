@@ -51,5 +51,13 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
     };
     let stopped = text.finish(tokens.len() >= params.min_tokens);
     let finish_reason = if stopped { FinishReason::Stop } else { finish_reason };
-    Choice { index, tokens, text: text.into_text(), finish_reason, logprobs: None, vector: None }
+    Choice {
+        index,
+        tokens,
+        stop_string: text.stop_string().map(str::to_owned),
+        text: text.into_text(),
+        finish_reason,
+        logprobs: None,
+        vector: None,
+    }
 }

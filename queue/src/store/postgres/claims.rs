@@ -36,17 +36,17 @@ WITH clock AS (SELECT store_now_ms($1) AS now), announced AS (
 ), added AS (
     INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, attempts_max, run_at,
                            expires_at, submitted_at, replay_of, job, custom_id, shard_key,
-                           metadata, line_key, tier, api_key)
+                           metadata, line_key, tier, api_key, line_shape)
     SELECT id, model, format, tenant, priority,
            CASE WHEN run_at > now THEN 'scheduled' ELSE 'queued' END, cost, attempts_max,
            CASE WHEN run_at > now THEN run_at END, expires_at, now, replay_of, job, custom_id, shard_key,
-           metadata::jsonb, line_key, tier, api_key
+           metadata::jsonb, line_key, tier, api_key, line_shape
     FROM clock, UNNEST($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[],
                        $8::integer[], $9::bigint[], $10::bigint[], $11::uuid[], $12::bytea[],
                        $13::text[], $15::integer[], $16::text[], $17::bytea[], $18::text[],
-                       $19::text[])
+                       $19::text[], $20::text[])
          AS job (id, model, format, tenant, priority, cost, attempts_max, run_at, expires_at,
-                 replay_of, job, custom_id, shard_key, metadata, line_key, tier, api_key)
+                 replay_of, job, custom_id, shard_key, metadata, line_key, tier, api_key, line_shape)
     WHERE job.id <> ALL (ARRAY(SELECT id FROM jobs WHERE id = ANY($2)))
     ON CONFLICT (id) DO NOTHING RETURNING id, model, format, state
 )
@@ -94,6 +94,7 @@ pub(super) async fn insert_jobs(
         .bind(jobs.iter().map(|job| job.line_key.map(Vec::from)).collect::<Vec<_>>())
         .bind(column(|job| job.billing.tier.as_str()))
         .bind(jobs.iter().map(|job| job.billing.key.map(|key| key.to_string())).collect::<Vec<_>>())
+        .bind(jobs.iter().map(|job| job.line_shape).collect::<Vec<_>>())
         .execute(connection)
         .await?;
     Ok(())

@@ -24,7 +24,7 @@ use crate::{
 macro_rules! kept_columns {
     () => {
         "model, format, tenant, priority, cost, shard_key, attempts_max, expires_at, submitted_at,
-         replay_of, job, custom_id, line_key, metadata, tier, api_key, started_at,
+         replay_of, job, custom_id, line_key, line_shape, metadata, tier, api_key, started_at,
          claimed_at"
     };
 }

@@ -82,6 +82,7 @@ fn ended(row: &Row) -> Result<EndedJob, StoreError> {
         finished_at: rows::time(row, "finished_at")?,
         custom_id: rows::get(row, "custom_id")?,
         line_key: key.transpose()?,
+        line_shape: rows::get(row, "line_shape")?,
     })
 }
 
@@ -134,7 +135,7 @@ impl JobRanges for SqlStore {
         ids: RangeInclusive<JobId>,
     ) -> Result<Vec<EndedJob>, StoreError> {
         let found = query(
-            "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key, charge,
+            "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key, line_shape, charge,
                     currency
              FROM jobs JOIN results ON results.job_id = jobs.id
                   AND results.job_id BETWEEN $1 AND $2
@@ -253,7 +254,7 @@ impl JobRanges for SqlStore {
 
     async fn ended(&self, ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError> {
         let found = query(concat!(
-            "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key, charge,
+            "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key, line_shape, charge,
                     currency
              FROM jobs JOIN results ON results.job_id = jobs.id AND results.job_id ",
             any_of!("$1"),

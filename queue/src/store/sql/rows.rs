@@ -174,6 +174,7 @@ pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
         custom_id: None,
         line_key: None,
         billing: crate::billing::Billing::default(),
+        line_shape: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))
 }

@@ -52,19 +52,20 @@ pub(super) async fn insert_jobs(
             "line_key": job.line_key.as_ref().map(|key| hex(key)),
             "tier": job.billing.tier,
             "api_key": job.billing.key,
+            "line_shape": job.line_shape,
             "replay_of": replay_of.and_then(|ids| ids.get(at)).map(|id| hex(id.as_bytes())),
         }));
     }
     query(
         "INSERT INTO jobs (id, model, format, tenant, priority, state, attempts_max, run_at,
                            expires_at, submitted_at, job, custom_id, replay_of, prefix_key,
-                           metadata, line_key, tier, api_key)
+                           metadata, line_key, tier, api_key, line_shape)
          SELECT unhex(value ->> 'id'), value ->> 'model', value ->> 'format', value ->> 'tenant',
                 value ->> 'priority', value ->> 'state', value ->> 'attempts_max',
                 value ->> 'run_at', value ->> 'expires_at', $2, value ->> 'job',
                 value ->> 'custom_id', unhex(value ->> 'replay_of'), value ->> 'prefix_key',
                 value ->> 'metadata', unhex(value ->> 'line_key'),
-                value ->> 'tier', value ->> 'api_key'
+                value ->> 'tier', value ->> 'api_key', value ->> 'line_shape'
          FROM json_each($1) WHERE true
          ON CONFLICT (id) DO NOTHING",
     )

@@ -55,6 +55,7 @@ fn job(number: u128) -> Job {
         echo: serde_json::Map::new(),
         line_key: None,
         billing: tritmill_queue::Billing::default(),
+        line_shape: None,
         custom_id: None,
     }
 }

@@ -26,6 +26,7 @@ fn job() -> Job {
         echo: serde_json::Map::new(),
         line_key: None,
         billing: tritmill_queue::Billing::default(),
+        line_shape: None,
         custom_id: None,
     }
 }

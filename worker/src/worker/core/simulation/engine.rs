@@ -123,6 +123,7 @@ fn ended(held: ClaimRef, finish_reason: FinishReason) -> Report {
         tokens: vec![1],
         text: "a".to_owned(),
         finish_reason,
+        stop_string: None,
         logprobs: None,
         vector: None,
     };
