@@ -5,6 +5,7 @@ pub mod batches;
 mod classes;
 mod deletion_costs;
 mod max_wait;
+mod schedules;
 pub mod workers;
 
 use std::{collections::HashSet, process::ExitCode, sync::Arc};

@@ -20,7 +20,10 @@ mod split;
 mod state;
 mod terms;
 
-pub use answers::{BatchErrors, LineError, LinesAdded, RemoteBatch, RemoteError, RequestCounts};
+pub use answers::{
+    BatchErrors, BatchEstimate, Cost, LineError, LinesAdded, RemoteBatch, RemoteError,
+    RequestCounts,
+};
 pub use api::{Api, Content, NewBatch, OpenBatch, Retry};
 pub use results::{BatchResult, ResultsQuery};
 pub use run::RemoteRun;

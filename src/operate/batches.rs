@@ -24,7 +24,12 @@ use tritmill_admin::{
 };
 use tritmill_queue::{QueueName, Tenant, store::Page};
 
-use super::{EXIT_INCOMPLETE, batch_results::ResultArguments, block_on, queue_name};
+use super::{
+    EXIT_INCOMPLETE,
+    batch_results::ResultArguments,
+    block_on, queue_name,
+    schedules::{self, ScheduleArguments},
+};
 use crate::{keys::StoreOptions, output};
 
 /// List, read, cancel, pause, resume, retry, archive and delete batches of the HTTP API, of all tenants.
@@ -50,6 +55,8 @@ pub enum BatchesCommand {
     /// Seal open batches: no more lines are added, and they end when their lines have
     #[command(after_help = "Examples:\n  tritmill batches seal batch_0199f3c2…")]
     Seal(BatchArguments),
+    /// List or delete schedules, which create batches again and again
+    Schedules(ScheduleArguments),
     /// Archive batches that have ended: lists leave them out, except with --archived
     #[command(after_help = "Examples:\n  tritmill batches archive batch_0199f3c2…")]
     Archive(EndedArguments),
@@ -244,6 +251,7 @@ pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
         BatchesCommand::Seal(BatchArguments { ids, store_options }) => block_on(async {
             change(&Arc::from(store_options.open().await?), &ids, BatchChange::Seal).await
         }),
+        BatchesCommand::Schedules(arguments) => block_on(schedules::run(arguments)),
         BatchesCommand::Archive(arguments) => {
             block_on(of_each(arguments, "batch.archive", async |store, batch| {
                 archive(store, batch, true).await

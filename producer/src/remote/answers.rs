@@ -106,6 +106,34 @@ pub struct RequestCounts {
     pub failed: u64,
 }
 
+/// What a batch would need.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct BatchEstimate {
+    /// Its lines.
+    pub lines: u64,
+    /// Lines that were read; the counts are scaled from them to the size of the file.
+    pub sampled_lines: u64,
+    /// Of these, lines that are no valid request.
+    pub invalid_lines: u64,
+    /// Tokens of the prompts.
+    pub input_tokens: u64,
+    /// The most tokens that the answers may have.
+    pub max_output_tokens: u64,
+    /// The most that the answers may cost, by currency; empty without prices.
+    pub max_cost: Vec<Cost>,
+    /// Seconds until it would be finished; `None` if no rate is known.
+    pub seconds: Option<u64>,
+}
+
+/// An amount of money.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Cost {
+    /// The currency.
+    pub currency: String,
+    /// The amount in its unit.
+    pub amount: f64,
+}
+
 /// Errors of a batch file that a server refused.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BatchErrors {

@@ -25,7 +25,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::answers::{LinesAdded, RemoteBatch, RemoteError};
+use super::answers::{BatchEstimate, LinesAdded, RemoteBatch, RemoteError};
 use crate::http::{AddressPolicy, HttpClient, HttpError, check_target};
 
 /// How long a server may send nothing.
@@ -199,6 +199,21 @@ impl Api {
             "priority": batch.priority,
         });
         self.create_of(&body, batch.idempotency_key).await
+    }
+
+    /// Estimates what a batch would need, without creating it.
+    pub async fn estimate(&self, batch: &NewBatch<'_>) -> Result<BatchEstimate, RemoteError> {
+        let body = json!({
+            "input_file_id": batch.file,
+            "endpoint": batch.endpoint,
+            "completion_window": batch.window,
+        });
+        let path = "/v1/batches/estimate";
+        let request = self
+            .request(Method::POST, path)?
+            .header(CONTENT_TYPE, "application/json")
+            .body(body.to_string());
+        self.read(self.client.send(request, SILENT_MAX).await?, path).await
     }
 
     /// Creates a batch to which lines are added while it runs, or finds the one that was created with the same idempotency key.
