@@ -48,6 +48,7 @@ pub(crate) async fn add_lines(
 ) -> JsonResult<LinesAdded> {
     let bytes = bounded(request, BYTES_MAX).await?;
     let batch = find(&app, &caller, &id).await?;
+    app.budget_checks.check(&app, &caller).await?;
     tenant_limits::file_room(&app, &caller.tenant).await?.check(bytes.len() as u64)?;
     let bounds =
         LineBounds { lines_max: app.limits.batch_lines_max, bytes_max: app.limits.file_bytes_max };
