@@ -1,9 +1,10 @@
 """The `anthropic` package: messages, whole and streamed, tools, errors and counts. See `checks.py` for how to run it."""
 
 import json
+import urllib.error
+import urllib.request
 
 import anthropic
-import httpx
 
 from checks import (
     ARGUMENTS,
@@ -117,8 +118,7 @@ def stream_has_the_events_of_the_api():
     equal(kinds[0], "message_start")
     equal(kinds[-3:], ["content_block_stop", "message_delta", "message_stop"])
     one_of("content_block_delta", kinds)
-    body = SHORT | {"stream": True}
-    lines = httpx.post(f"{SERVER}/v1/messages", json=body, headers={"x-api-key": KEY}, timeout=60).text.splitlines()
+    lines = client.post("/v1/messages", body=SHORT | {"stream": True}, cast_to=str).splitlines()
     named = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     typed = [json.loads(line.removeprefix("data: "))["type"] for line in lines if line.startswith("data: ")]
     equal(named, typed, "names of the events")
@@ -205,8 +205,9 @@ def errors_have_their_shape():
 @check
 def unknown_paths_have_it_too():
     for method, path, status in [("GET", "/v1/messages", 405), ("GET", "/v1/messages/none", 404)]:
-        response = httpx.request(method, SERVER + path, headers={"x-api-key": KEY})
-        equal((response.status_code, response.json()["type"]), (status, "error"), path)
+        request = urllib.request.Request(SERVER + path, method=method, headers={"x-api-key": KEY})
+        found = refused(urllib.error.HTTPError, lambda: urllib.request.urlopen(request))
+        equal((found.code, json.load(found)["type"]), (status, "error"), path)
 
 
 run()
