@@ -41,11 +41,11 @@ pub(crate) async fn results(
     if batch.at.in_progress.is_none() {
         let is_cancelled = batch.state == BatchState::Cancelled;
         let pages = lines::read(&app.store, &batch, FilePosition::default());
-        let texts = stream::unfold(pages, async move |mut pages| {
+        let texts = stream::unfold((pages, is_cancelled), async |(mut pages, is_cancelled)| {
             let page = pages.recv().await?;
             let text =
                 page.map(|page| page.iter().map(|line| unread(line, is_cancelled)).collect());
-            Some((text.map_err(io::Error::other), pages))
+            Some((text.map_err(io::Error::other), (pages, is_cancelled)))
         });
         return Ok(response(texts));
     }
