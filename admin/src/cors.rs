@@ -21,7 +21,7 @@ const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE")
 const MAX_AGE_S: HeaderValue = HeaderValue::from_static("7200");
 /// Headers of responses that scripts may read, beside those that they always may.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "x-request-id, x-should-retry, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
+    "x-request-id, request-id, x-should-retry, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
      x-ratelimit-reset-requests, x-incomplete, x-next-after, x-has-more, retry-after, \
      etag, accept-ranges, content-range, content-disposition",
 );

@@ -13,9 +13,9 @@ use tritmill_client::{anthropic::answer, json_line};
 use super::PATH;
 use crate::{ApiError, error::ShownError, request_trace::RequestId};
 
-/// Name of the header with the version of the API that a client speaks, and the versions that there are.
+/// Name of the header with the version of the API that a client speaks, and the first version that there was.
 const VERSION: HeaderName = HeaderName::from_static("anthropic-version");
-const VERSIONS: [&str; 2] = ["2023-06-01", "2023-01-01"];
+const FIRST_VERSION: &str = "2023-01-01";
 /// Anthropic's name of the header with the id of a request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
@@ -47,13 +47,38 @@ pub(crate) async fn give_shape(request: Request, next: Next) -> Response {
     response
 }
 
-/// Refuses a version that is not known. A client that names none speaks the latest.
+/// Refuses what is no version. A client that names none speaks the latest; later ones have added to what there was.
 fn check_version(version: Option<&HeaderValue>) -> Result<(), ApiError> {
     match version {
-        Some(version) if !VERSIONS.iter().any(|known| *known == version) => {
-            let message = format!("anthropic-version must be one of {}", VERSIONS.join(", "));
+        Some(version) if !version.to_str().is_ok_and(is_version) => {
+            let message = format!("anthropic-version must be a date, from {FIRST_VERSION} on");
             Err(ApiError::invalid_value(VERSION.as_str(), message))
         }
         _ => Ok(()),
+    }
+}
+
+/// Whether a text is a date on which there was a version.
+fn is_version(text: &str) -> bool {
+    let is_date = text.len() == FIRST_VERSION.len()
+        && text.bytes().zip(FIRST_VERSION.bytes()).all(|(byte, like)| match like {
+            b'-' => byte == b'-',
+            _ => byte.is_ascii_digit(),
+        });
+    is_date && text >= FIRST_VERSION
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_dates() {
+        for version in ["2023-01-01", "2023-06-01", "2031-12-09"] {
+            assert!(is_version(version), "{version}");
+        }
+        for wrong in ["", "1999-01-01", "2023-6-01", "2023/06/01", "latest", "2023-06-01x"] {
+            assert!(!is_version(wrong), "{wrong}");
+        }
     }
 }

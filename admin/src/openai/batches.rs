@@ -210,7 +210,7 @@ impl From<Batch> for BatchView {
             metadata: batch.metadata,
             webhook: batch.webhook.map(WebhookView::from),
             archived_at: at(batch.archived_at),
-            open: batch.is_open,
+            open: batch.is_open && !batch.state.is_terminal(),
             sealed_at: at(batch.at.sealed),
         }
     }

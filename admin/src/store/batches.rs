@@ -298,12 +298,12 @@ pub struct Batch {
     /// do not have it.
     #[serde(skip)]
     pub archived_at: Option<Timestamp>,
-    /// Lines that were added to it while it was open, in a column of its own as well.
+    /// Lines that were added to it while it was open, in a column of its own as well. The column is NULL if it was never open.
     #[serde(skip)]
     pub added: u64,
 }
 
-/// Most models of a batch whose lines may name several.
+/// Most models of a batch of lines that may name several.
 pub const MODELS_MAX: usize = 64;
 /// The endpoint of a batch of lines for several endpoints and models.
 pub const MIXED: &str = "mixed";

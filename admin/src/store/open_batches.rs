@@ -35,7 +35,7 @@ pub struct AddedLines {
     pub lines_max: u64,
     /// Most bytes of its file.
     pub bytes_max: u64,
-    /// Most models of a batch whose lines may name several.
+    /// Most models of a batch of lines that may name several.
     pub models_max: usize,
 }
 

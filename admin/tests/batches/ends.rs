@@ -88,7 +88,7 @@ async fn submit(store: &Arc<dyn TestStore>, held: &mut BatchClaim, lines: u32) {
         id: id.job(line),
         custom_id: Some(format!("q{line}")),
         line_key: Some([u8::try_from(line % 256).unwrap(); 32]),
-        line_shape: (line % 2 == 0).then_some("message"),
+        line_shape: line.is_multiple_of(2).then_some("message"),
         ..job()
     };
     let jobs: Vec<Job> = (1..=lines).map(line).collect();
@@ -145,7 +145,7 @@ async fn ends_of_jobs_are_found_from_a_mark_on() {
             })
             .collect();
         let expected = |line: u32, has_outcome, name| {
-            let shape = (line % 2 == 0).then_some("message");
+            let shape = line.is_multiple_of(2).then_some("message");
             let key = Some([u8::try_from(line).unwrap(); 32]);
             (Some(line), has_outcome, Some(name), key, shape)
         };

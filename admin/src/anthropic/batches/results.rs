@@ -8,15 +8,16 @@ use axum::{
     http::{HeaderValue, header},
     response::{IntoResponse as _, Response},
 };
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use serde_json::{Value, json};
 use tritmill_client::{anthropic::answer, json_line};
 
 use super::find;
 use crate::{
     ApiError, Call,
+    driver::lines::{self, Line},
     results::{self, ResultFilter, ResultPage},
-    store::batch_ends::EndOrder,
+    store::{BatchState, batch_ends::EndOrder, step_state::FilePosition},
 };
 
 /// Lines that are read at once.
@@ -36,6 +37,18 @@ pub(crate) async fn results(
         let message = "the batch has not ended: its results are there when it has";
         return Err(ApiError::invalid("batch_unfinished", message));
     }
+    // One that ended before its lines were checked has no results of its own.
+    if batch.at.in_progress.is_none() {
+        let is_cancelled = batch.state == BatchState::Cancelled;
+        let pages = lines::read(&app.store, &batch, FilePosition::default());
+        let texts = stream::unfold((pages, is_cancelled), async |(mut pages, is_cancelled)| {
+            let page = pages.recv().await?;
+            let text =
+                page.map(|page| page.iter().map(|line| unread(line, is_cancelled)).collect());
+            Some((text.map_err(io::Error::other), (pages, is_cancelled)))
+        });
+        return Ok(response(texts));
+    }
     let filter = ResultFilter { order: EndOrder::Lines, states: Vec::new(), search: None };
     let read = Arc::new((app, batch, filter));
     let pages = stream::try_unfold((read, Some(0)), async |(read, after)| {
@@ -46,9 +59,26 @@ pub(crate) async fn results(
         let next = page.has_more.then_some(page.next.position);
         Ok::<_, io::Error>(Some((text(&page), (read, next))))
     });
-    let mut response = Body::from_stream(pages).into_response();
+    Ok(response(pages))
+}
+
+fn response(texts: impl Stream<Item = io::Result<String>> + Send + 'static) -> Response {
+    let mut response = Body::from_stream(texts).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, JSONL);
-    Ok(response)
+    response
+}
+
+/// Returns the result of a request that was never checked, as a line.
+fn unread(line: &Line, is_cancelled: bool) -> String {
+    let custom_id = match &line.parsed {
+        Ok(request) => Some(request.custom_id.as_str()),
+        Err(refused) => refused.custom_id.as_deref(),
+    };
+    let code = if is_cancelled { "batch_cancelled" } else { "batch_failed" };
+    let error =
+        json!({ "code": code, "message": "the batch ended before the request was checked" });
+    let line = json!({ "custom_id": custom_id, "response": null, "error": error });
+    format!("{}\n", json_line(&result(line)))
 }
 
 fn text(page: &ResultPage) -> String {

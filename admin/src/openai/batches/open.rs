@@ -35,7 +35,7 @@ pub(crate) struct LinesAdded {
 /// Adds lines to an open batch: all of them, or none. A line that the batch has already is not added again; another request
 /// with its `custom_id` is refused.
 #[utoipa::path(post, path = "/v1/batches/{id}/lines", tag = "batches", params(("id" = String, Path)),
-    request_body(content = String, content_type = "application/x-ndjson",
+    request_body(content = String, content_type = "text/plain",
         description = "Lines as those of a batch file: at most 10,000, and 8 MiB"),
     responses((status = 200, description = "All lines are in the batch", body = LinesAdded),
         (status = 409, body = ErrorResponse,

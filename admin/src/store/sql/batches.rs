@@ -113,10 +113,11 @@ async fn read(store: &SqlStore, found: Query<'_>) -> Result<Vec<Batch>, StoreErr
 impl Batches for SqlStore {
     async fn create_batch(&self, new: &Batch, open_max: u32) -> Result<Creation, StoreError> {
         let insert = query(concat!(
-            "INSERT INTO batches (id, tenant, state, input_file_id, batch, idempotency_key, next_at)
+            "INSERT INTO batches (id, tenant, state, input_file_id, batch, idempotency_key,
+                                  added_lines, next_at)
              SELECT $2, $3, $4, $5, ",
             as_json!("$6"),
-            ", $7, ",
+            ", $7, CAST($9 AS bigint), ",
             now!(),
             " WHERE (SELECT count(*) FROM (SELECT 1 FROM batches WHERE tenant = $3 AND ",
             unfinished!(),
@@ -130,7 +131,8 @@ impl Batches for SqlStore {
         .bind(new.input.0)
         .bind(rows::to_json(new))
         .bind(&new.idempotency_key)
-        .bind(i64::from(open_max));
+        .bind(i64::from(open_max))
+        .bind(new.is_open.then_some(0_i64));
         if self.execute(insert).await? == 1 {
             return Ok(Creation::New);
         }
