@@ -15,10 +15,13 @@ use super::{
     ptx, python,
 };
 
-/// Python packages that the HTTP API is tested with, each in an environment below `target`. The
+/// Python packages that the HTTP API and object stores are tested with, each in an environment below `target`. The
 /// versions are fixed, so that a failure comes from a change in this repository.
-const PYTHON_PACKAGES: [(&str, &str); 2] =
-    [("openai", "openai==3.54.0"), ("schemathesis", "schemathesis==4.32.5")];
+const PYTHON_PACKAGES: [(&str, &str); 3] = [
+    ("moto", "moto[server]==5.2.1"),
+    ("openai", "openai==3.54.0"),
+    ("schemathesis", "schemathesis==4.32.5"),
+];
 
 /// Shares of a processor, of which `xtask/nextest.toml` says how many a test takes.
 const SHARES: usize = 3;

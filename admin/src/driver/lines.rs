@@ -1,15 +1,15 @@
 //! Reads and parses the lines of a stored file ahead of time, on a separate thread.
 
-use std::{
-    io::{self, BufRead, Read},
-    sync::Arc,
-};
+use std::io::{self, BufRead, Read};
 
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
 use tritmill_client::{LineReader, RefusedLine, Request, parse_request};
 use tritmill_queue::StoreError;
 
-use crate::store::{FileId, FrontStore, files::FILE_CHUNK_BYTES, step_state::FilePosition};
+use crate::{
+    file_contents::FileContents,
+    store::{FileId, files::FILE_CHUNK_BYTES, step_state::FilePosition},
+};
 
 /// Most lines of a page, and their bytes, which may be exceeded by one line.
 const PAGE_LINES: usize = 1000;
@@ -30,12 +30,12 @@ pub(crate) type Lines = Vec<Line>;
 
 /// Reads the lines of a file from a position on. Reading ends when the receiver is dropped.
 pub(crate) fn read(
-    store: &Arc<dyn FrontStore>,
+    files: &FileContents,
     file: FileId,
     from: FilePosition,
 ) -> mpsc::Receiver<Result<Lines, StoreError>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
-    let chunks = Chunks::at(Arc::clone(store), file, from.offset_bytes);
+    let chunks = Chunks::at(files.clone(), file, from.offset_bytes);
     spawn_blocking(move || {
         let mut reader = LineReader::after(chunks, from.line, from.offset_bytes);
         loop {
@@ -70,7 +70,7 @@ fn store_error(error: io::Error) -> StoreError {
 
 /// A reader of a stored file that holds one chunk in memory.
 struct Chunks {
-    store: Arc<dyn FrontStore>,
+    files: FileContents,
     runtime: Handle,
     file: FileId,
     /// Number of the next chunk.
@@ -82,19 +82,19 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn at(store: Arc<dyn FrontStore>, file: FileId, offset_bytes: u64) -> Self {
+    fn at(files: FileContents, file: FileId, offset_bytes: u64) -> Self {
         let chunk_bytes = FILE_CHUNK_BYTES as u64;
         let number = u32::try_from(offset_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let skip = usize::try_from(offset_bytes % chunk_bytes).expect("less than a chunk");
         let (runtime, chunk) = (Handle::current(), Vec::new());
-        Self { store, runtime, file, number, chunk, position: 0, skip }
+        Self { files, runtime, file, number, chunk, position: 0, skip }
     }
 }
 
 impl BufRead for Chunks {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.position == self.chunk.len() {
-            let next = self.runtime.block_on(self.store.chunk(self.file, self.number));
+            let next = self.runtime.block_on(self.files.chunk(self.file, self.number));
             self.chunk = next.map_err(io::Error::other)?.unwrap_or_default();
             self.number = self.number.saturating_add(1);
             self.position = std::mem::take(&mut self.skip).min(self.chunk.len());

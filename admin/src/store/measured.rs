@@ -17,7 +17,9 @@ use super::{
     batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
     batches::{BatchDeletion, BatchFilter, Creation},
     call_keys::{CallKey, KeyedCall},
-    files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
+    files::{
+        ChunkContent, Completion, FileDeletion, FilePurpose, StoredChunk, StoredFile, UploadKey,
+    },
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
 };
 
@@ -40,7 +42,8 @@ measured! {
     }
     Files {
         fn create_file(file: &StoredFile) -> Result<StoredFile, StoreError>;
-        fn put_chunk(id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError>;
+        fn put_chunk(id: FileId, number: u32, content: ChunkContent<'_>)
+            -> Result<(), StoreError>;
         fn complete_file(id: FileId, size_bytes: u64, expires_at: Option<Timestamp>)
             -> Result<(), StoreError>;
         fn complete_file_once(file: &StoredFile, key: UploadKey<'_>)
@@ -48,7 +51,8 @@ measured! {
         fn file(tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError>;
         fn files(tenant: &Tenant, purpose: Option<FilePurpose>, page: Page<FileId>)
             -> Result<Vec<StoredFile>, StoreError>;
-        fn chunk(id: FileId, number: u32) -> Result<Option<Vec<u8>>, StoreError>;
+        fn chunk(id: FileId, number: u32) -> Result<Option<StoredChunk>, StoreError>;
+        fn chunk_objects(id: FileId) -> Result<Vec<String>, StoreError>;
         fn delete_file(tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;
         fn abandon_file(id: FileId) -> Result<(), StoreError>;
         fn sweep_files() -> Result<u64, StoreError>;
