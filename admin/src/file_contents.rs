@@ -9,10 +9,16 @@
 //! file-ID/NUMBER-SHA256-RANDOM
 //! ```
 //!
-//! A crash between an object and its row leaves an object without a row. So does the end of a row by a batch, a
-//! tenant or an expiry. The sweep deletes such objects when they are a day old: until then, their row may be on its way.
+//! A row of a file is there before its first object. So an object of a file without a row was deleted with a batch or a
+//! tenant, or has expired: the sweep deletes it. A crash between an object and the row of its chunk, and a chunk that is
+//! written again, leave an object of a file that is there: the sweep deletes it when it is a day old, because until then
+//! the row of the chunk may be on its way.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
@@ -135,7 +141,7 @@ impl FileContents {
         file: FileId,
     ) -> Result<FileDeletion, StoreError> {
         let names = match &self.objects {
-            Some(_) => self.store.chunk_objects(file).await?,
+            Some(_) => self.store.chunk_objects(file).await?.unwrap_or_default(),
             None => Vec::new(),
         };
         let deletion = self.store.delete_file(tenant, file).await?;
@@ -160,16 +166,14 @@ impl FileContents {
     /// Deletes objects without a row.
     pub async fn sweep_objects(&self) -> Result<(), StoreError> {
         let Some(objects) = &self.objects else { return Ok(()) };
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let before_ms = now.saturating_sub(INCOMPLETE_MAX).as_millis();
         let above = objects.place().as_ref().len();
         let mut listed = objects.list();
-        let (mut page, mut held) = (BTreeMap::<FileId, Vec<String>>::new(), 0);
+        let (mut page, mut held) = (BTreeMap::<FileId, Vec<Listed>>::new(), 0);
         while let Some(object) = listed.try_next().await.map_err(unavailable)? {
-            let is_old = u128::try_from(object.written_ms).is_ok_and(|at| at < before_ms);
             let name = object.key.as_ref()[above..].trim_start_matches('/');
-            let Some((file, _)) = parsed(name).filter(|_| is_old) else { continue };
-            page.entry(file).or_default().push(name.to_owned());
+            let Some((file, _)) = parsed(name) else { continue };
+            let listed = Listed { name: name.to_owned(), written_ms: object.written_ms };
+            page.entry(file).or_default().push(listed);
             held += 1;
             if held == SWEEP_PAGE {
                 self.sweep_page(std::mem::take(&mut page)).await?;
@@ -180,14 +184,27 @@ impl FileContents {
     }
 
     /// Deletes those objects that no row has.
-    async fn sweep_page(&self, page: BTreeMap<FileId, Vec<String>>) -> Result<(), StoreError> {
-        for (file, mut names) in page {
-            let known = self.store.chunk_objects(file).await?;
-            names.retain(|name| !known.contains(name));
+    async fn sweep_page(&self, page: BTreeMap<FileId, Vec<Listed>>) -> Result<(), StoreError> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let before = now.saturating_sub(INCOMPLETE_MAX);
+        for (file, mut listed) in page {
+            if let Some(known) = self.store.chunk_objects(file).await? {
+                listed.retain(|object| {
+                    let written = Duration::from_millis(object.written_ms.max(0).unsigned_abs());
+                    written < before && !known.contains(&object.name)
+                });
+            }
+            let names: Vec<String> = listed.into_iter().map(|object| object.name).collect();
             self.delete_objects(&names).await;
         }
         Ok(())
     }
+}
+
+/// An object of a chunk.
+struct Listed {
+    name: String,
+    written_ms: i64,
 }
 
 #[cfg(test)]

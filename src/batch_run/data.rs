@@ -71,7 +71,7 @@ pub fn settings(args: &BatchRunArgs) -> anyhow::Result<DataSettings> {
 }
 
 fn address(path: &std::path::Path) -> Result<Address, DataError> {
-    // A path that is no text has no scheme.
+    // A path that is not UTF-8 has no scheme.
     path.to_str().map_or_else(|| Ok(Address::Path(path.to_owned())), Address::parse)
 }
 

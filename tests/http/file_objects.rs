@@ -32,27 +32,37 @@ fn objects(folder: &Path) -> Vec<PathBuf> {
 fn files_lie_in_a_folder_and_every_read_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("files");
-    // What crashes left behind: one is old, the row of the other may be on its way.
-    let orphan = |name: char| {
-        let file = format!("file-{}", "0".repeat(31)) + &name.to_string();
-        let path = place.join(file).join(format!("000000-{}-0123456789abcdef", "0".repeat(64)));
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, "left").unwrap();
-        path
+    // An object below another folder, of a file or of no file.
+    let extra = |folder: &Path, digit: &str| {
+        let name = format!("000000-{}-0123456789abcdef", digit.repeat(64));
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join(&name), "left").unwrap();
+        folder.join(name)
     };
-    let (old, young) = (orphan('1'), orphan('2'));
-    let days_ago = SystemTime::now() - Duration::from_secs(2 * 86_400);
-    File::options().write(true).open(&old).unwrap().set_modified(days_ago).unwrap();
+    let deleted = extra(&place.join(format!("file-{}", "0".repeat(32))), "0");
 
-    let service = Admin::run(standalone(folder.path(), place.to_str().unwrap()));
+    let run = || Admin::run(standalone(folder.path(), place.to_str().unwrap()));
+    let service = run();
     let caller = service.first();
     let content = lines(40);
     let batch = caller.finished(&caller.batch(content.as_bytes(), "24h"));
     assert_eq!(by_name(&caller.lines(&batch["output_file_id"])), embedded(&content));
     let input = batch["input_file_id"].as_str().unwrap();
     assert_eq!(caller.get(&format!("/v1/files/{input}/content")).text(), content);
+    crate::fleet::eventually("the object of no file is swept", || !deleted.exists());
+
+    // What crashes leave: one is old, the row of the other may be on its way.
+    let (old, young) = (extra(&place.join(input), "1"), extra(&place.join(input), "2"));
+    let days_ago = SystemTime::now() - Duration::from_secs(2 * 86_400);
+    File::options().write(true).open(&old).unwrap().set_modified(days_ago).unwrap();
+    let key = service.first_key.clone().unwrap();
+    drop(service);
+    let service = run();
+    let caller = service.with(&key);
     crate::fleet::eventually("the old object is swept", || !old.exists());
     assert!(young.exists());
+    fs::remove_file(young).unwrap();
+    assert_eq!(caller.get(&format!("/v1/files/{input}/content")).text(), content);
 
     let of = |id: &str| {
         let found = objects(&place).into_iter().filter(|path| path.to_string_lossy().contains(id));

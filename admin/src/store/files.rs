@@ -191,8 +191,8 @@ pub trait Files: Send + Sync {
     /// Returns a chunk; `None` after the last.
     async fn chunk(&self, id: FileId, number: u32) -> Result<Option<StoredChunk>, StoreError>;
 
-    /// Returns the names of the objects with chunks of a file.
-    async fn chunk_objects(&self, id: FileId) -> Result<Vec<String>, StoreError>;
+    /// Returns the names of the objects with chunks of a file; `None` if the file is gone.
+    async fn chunk_objects(&self, id: FileId) -> Result<Option<Vec<String>>, StoreError>;
 
     /// Deletes a complete file of a tenant.
     async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;

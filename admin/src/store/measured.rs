@@ -52,7 +52,7 @@ measured! {
         fn files(tenant: &Tenant, purpose: Option<FilePurpose>, page: Page<FileId>)
             -> Result<Vec<StoredFile>, StoreError>;
         fn chunk(id: FileId, number: u32) -> Result<Option<StoredChunk>, StoreError>;
-        fn chunk_objects(id: FileId) -> Result<Vec<String>, StoreError>;
+        fn chunk_objects(id: FileId) -> Result<Option<Vec<String>>, StoreError>;
         fn delete_file(tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;
         fn abandon_file(id: FileId) -> Result<(), StoreError>;
         fn sweep_files() -> Result<u64, StoreError>;

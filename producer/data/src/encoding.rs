@@ -67,9 +67,32 @@ pub(crate) fn decoded(mut file: Box<dyn Read + Send>) -> io::Result<Box<dyn Read
     let whole = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(begin).chain(file));
     Ok(match encoding {
         Encoding::Plain => Box::new(whole),
-        Encoding::Gzip => Box::new(MultiGzDecoder::new(whole)),
-        Encoding::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(whole)?),
+        Encoding::Gzip => {
+            Box::new(Compressed { content: MultiGzDecoder::new(whole), form: "gzip" })
+        }
+        Encoding::Zstd => {
+            let content = zstd::stream::read::Decoder::with_buffer(whole)?;
+            Box::new(Compressed { content, form: "zstd" })
+        }
     })
+}
+
+/// Content that is decompressed. Its end in the middle has the same words in every form.
+struct Compressed<R> {
+    content: R,
+    form: &'static str,
+}
+
+impl<R: Read> Read for Compressed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.content.read(buffer).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let problem = format!("the {} content ends in the middle: {error}", self.form);
+                io::Error::new(io::ErrorKind::UnexpectedEof, problem)
+            }
+            _ => error,
+        })
+    }
 }
 
 /// A file that is compressed while it is written.
@@ -153,6 +176,7 @@ mod tests {
             bytes.truncate(bytes.len() - 5);
             let error = read(bytes).expect_err("cut off");
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{encoding:?}: {error}");
+            assert!(error.to_string().contains("content ends in the middle"), "{error}");
         }
         let error = read(b"\xfd7zXZ\0...".to_vec()).expect_err("xz");
         assert_eq!(error.to_string(), "it is xz, which is not supported");

@@ -96,7 +96,7 @@ impl Objects {
             Address::Stdio | Address::Http(_) => {
                 return Err(DataError::Address {
                     address: address.to_string(),
-                    problem: "it is no folder or object store".to_owned(),
+                    problem: "only folders and object stores keep files".to_owned(),
                 });
             }
         };
@@ -129,7 +129,7 @@ impl Objects {
         self.delete(&key).await
     }
 
-    /// Returns what is known of an object; `None` if there is none.
+    /// Returns what is known of an object; `None` without one.
     ///
     /// # Errors
     /// [`DataError`] if the store fails.

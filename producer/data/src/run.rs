@@ -145,7 +145,7 @@ impl DataRun {
         if let Address::Path(output) = &settings.output
             && let Ok(output) = output.canonicalize()
         {
-            // An output in the folder of the source is no part of it.
+            // An output in the folder of the source is left out.
             let is_output = |file: &SourceFile| {
                 file.path().and_then(|path| path.canonicalize().ok()).as_ref() == Some(&output)
             };

@@ -44,7 +44,7 @@ impl Spool<'_> {
     /// Writes every file of a source; as lines of requests if there are no `columns`.
     ///
     /// # Errors
-    /// [`DataError`] if nothing can be read, or files cannot be written. A source that ends in the middle is no error: see
+    /// [`DataError`] if nothing can be read, or files cannot be written. For a source that ends in the middle see
     /// [`Spooled::ended`].
     pub fn write(
         &self,

@@ -189,16 +189,17 @@ fn folder_of_a_dataset_is_one_source_in_the_order_of_names() {
 fn source_that_ends_in_the_middle_keeps_its_whole_lines() {
     let rig = Rig::new();
     // Letters that do not repeat, so that the rest is long.
-    let noise = |at: u32| {
-        format!("{:x}", u64::from(at) * 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(3) % 0xFFFF_FFFF)
-    };
-    let text: String =
-        (0..20_000).map(|at| format!("{{\"prompt\": \"{at} {}\"}}\n", noise(at))).collect();
+    let noise = |at: u64| at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
+    let line = |at| format!("{{\"prompt\": \"{at} {:x}\"}}\n", noise(at));
+    let text: String = (0..20_000).map(line).collect();
     let whole = gzip(&text);
     let input = rig.write("in.jsonl.gz", &whole[..whole.len() / 2]);
     let mut run = rig.open(rig.settings(&input, "out.jsonl")).unwrap();
     let (ended, count) = run.take_ended().unwrap();
-    assert!(ended.to_string().contains("in.jsonl.gz: unexpected end of file"), "{ended}");
+    assert!(
+        ended.to_string().contains("in.jsonl.gz: the gzip content ends in the middle"),
+        "{ended}"
+    );
     assert!((1000..19_000).contains(&count), "{count}");
     let kept = fs::read_to_string(run.input()).unwrap();
     assert!(text.starts_with(&kept) && kept.ends_with('\n'));
@@ -229,7 +230,6 @@ fn unusable_sources_and_sinks_are_named_and_leave_nothing() {
     fails(&csv, "a.jsonl", "in.csv has no column 'prompt', 'text' or 'messages'");
     fails(WITNESS, "a.parquet.gz", "Parquet is compressed inside");
     fails(&broken, "a.jsonl", "broken.parquet: not usable as Parquet");
-    fails("s3://", "a.jsonl", "names no bucket");
 }
 
 /// A web server that sends each file in pieces: it breaks the connection after so many bytes, and continues where asked.
@@ -256,14 +256,17 @@ fn serve(
             counted.fetch_add(1, Ordering::Relaxed);
             if target.contains("/moved") {
                 let _ = stream.write_all(
-                    b"HTTP/1.1 302 Found\r\nLocation: /in.csv?key=1\r\nContent-Length: 0\r\n\r\n",
+                    b"HTTP/1.1 302 Found\r\nLocation: /in.csv?key=1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
                 );
                 continue;
             }
             let rest = &content[from..];
             let status = if from == 0 { "200 OK" } else { "206 Partial Content" };
             let tag = version.map_or(String::new(), |tag| format!("ETag: {tag}\r\n"));
-            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{tag}\r\n", rest.len());
+            let head = format!(
+                "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n{tag}\r\n",
+                rest.len()
+            );
             let _ = stream.write_all(head.as_bytes());
             let _ = stream.write_all(&rest[..piece.min(rest.len())]);
         }
@@ -279,7 +282,7 @@ fn file_of_a_web_server_goes_on_after_broken_connections() {
     let (server, calls) = serve(content.clone(), content.len() / 3 + 1, Some("\"v1\""));
     let run = rig.open(rig.settings(&format!("{server}/moved.csv"), "out.jsonl")).unwrap();
     assert_eq!(prompts(&run).len(), 3000);
-    assert_eq!(calls.load(Ordering::Relaxed), 4, "a redirect and three pieces");
+    assert_eq!(calls.load(Ordering::Relaxed), 6, "three pieces, each after a redirect");
     drop(run);
 
     // Without a version nothing says that the rest belongs to the begin.

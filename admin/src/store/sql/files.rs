@@ -207,11 +207,17 @@ impl Files for SqlStore {
         .transpose()
     }
 
-    async fn chunk_objects(&self, id: FileId) -> Result<Vec<String>, StoreError> {
-        let found =
-            query("SELECT object FROM file_chunks WHERE file_id = $1 AND object IS NOT NULL");
+    async fn chunk_objects(&self, id: FileId) -> Result<Option<Vec<String>>, StoreError> {
+        let found = query(
+            "SELECT object FROM files LEFT JOIN file_chunks ON file_id = id AND object IS NOT NULL
+             WHERE id = $1",
+        );
         let found = self.fetch_all(found.bind(id.0)).await?;
-        found.iter().map(|row| rows::get(row, "object")).collect()
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let names = found.iter().filter_map(|row| rows::get(row, "object").transpose());
+        names.collect::<Result<_, _>>().map(Some)
     }
 
     async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError> {
