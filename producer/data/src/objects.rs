@@ -358,6 +358,10 @@ fn sorted(address: &Address, error: object_store::Error) -> DataError {
         | object_store::Error::Unauthenticated { source, .. } => {
             DataError::Denied { address: named, variables, cause: brief(&*source) }
         }
+        // A list that is refused comes without a kind.
+        error if ["code: 401", "code: 403"].iter().any(|code| error.to_string().contains(code)) => {
+            DataError::Denied { address: named, variables, cause: brief(&error) }
+        }
         error => DataError::Objects { address: named, cause: brief(&error) },
     }
 }
@@ -371,10 +375,20 @@ fn local(address: &Address, error: io::Error) -> DataError {
     }
 }
 
-/// Returns an error's text on one line, cut after some hundred letters: stores answer with whole documents.
+/// Returns what a store says, or else an error's text on one line, cut after some hundred letters.
 fn brief(error: &dyn std::error::Error) -> String {
-    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    text.chars().take(400).collect()
+    let text = error.to_string();
+    let within = |tag: &str| {
+        let (_, rest) = text.split_once(&format!("<{tag}>"))?;
+        rest.split_once(&format!("</{tag}>")).map(|(within, _)| within)
+    };
+    match (within("Code"), within("Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        _ => {
+            let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            line.chars().take(400).collect()
+        }
+    }
 }
 
 /// Reads a stream of an object on a thread without tasks.
