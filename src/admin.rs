@@ -18,6 +18,7 @@ use tritmill_admin::{
     Secret, Settings, Site, Tls, Watch, WebOrigin, Webhooks, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
+use tritmill_data::{Address, DataError, objects::Objects};
 use tritmill_queue::{
     billing::{Price, parse_price},
     job::UnknownWord,
@@ -159,6 +160,10 @@ pub struct LimitOptions {
     /// and then get status 503 [default: an eighth of the memory of the machine or container]
     #[arg(long, value_name = "BYTES", value_parser = request_memory)]
     request_memory: Option<u64>,
+    /// Where the content of files is kept, instead of in the database: s3://BUCKET/PREFIX, gs://…, az://… or a folder that
+    /// every admin sees; credentials: the usual environment variables. Files from before stay where they are
+    #[arg(long, value_name = "ADDRESS")]
+    files: Option<String>,
     #[command(flatten)]
     site: SiteOptions,
     #[command(flatten)]
@@ -213,6 +218,19 @@ fn price(text: &str) -> Result<(PriceOf, Price), String> {
     let currency = currency.parse().map_err(|error: UnknownWord| error.to_string())?;
     let price = Price { currency, input, cached_input, output: amount(amounts[1])? };
     Ok((costs::price_of(model, Some(tier))?, price))
+}
+
+impl LimitOptions {
+    /// Opens the place of the content of files, if one is given, and checks that it can be written.
+    pub async fn files(&self) -> anyhow::Result<Option<Objects>> {
+        let Some(address) = &self.files else { return Ok(None) };
+        let opened = async {
+            let objects = Objects::open(&Address::parse(address)?)?;
+            objects.check().await?;
+            Ok::<_, DataError>(objects)
+        };
+        Ok(Some(opened.await.context("--files")?))
+    }
 }
 
 /// Where the service is on the web.
@@ -433,7 +451,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let settings = arguments.limits.settings(&bounds);
         let sign_on = arguments.sign_on.sign_on(&settings.site)?;
         let app = with_servers(servers, settings).await?;
-        let app = app.with_sign_on(sign_on);
+        let app = app.with_sign_on(sign_on).with_files(arguments.limits.files().await?);
         arguments.limits.tiers.set_prices(&app).await?;
         let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
         let running = start(app, arguments.listen, tls, bounds, key_file).await?;

@@ -1,5 +1,6 @@
 //! `tritmill batch run`: answers a file of requests.
 
+mod data;
 mod display;
 mod server;
 
@@ -11,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::sync::watch;
@@ -20,7 +21,7 @@ use tritmill_engine::load::EngineOptions;
 use tritmill_queue::QueueName;
 use tritmill_worker::{ServedModel, Stop};
 
-use self::{display::Display, server::ServerOptions};
+use self::{data::RowOptions, display::Display, server::ServerOptions};
 use crate::{
     answering::{self, Answerer},
     engines::Engines,
@@ -43,6 +44,11 @@ const EXIT_ERROR_LINES: u8 = 2;
 /// Answers are also kept in OUT.tritmill. Stop the run at any time and continue it with the same command.
 /// Lines may be added, changed or removed in between.
 ///
+/// IN and OUT may also be s3://BUCKET/KEY, gs://…, az://… or https://… (credentials: the usual environment variables), be
+/// compressed (gzip, zstd), and have rows: CSV, TSV, Parquet, and as IN a folder of these, such as a Hugging Face dataset.
+/// Each row with a prompt becomes a request, and its other columns are carried to its answer. Such an IN is copied once to
+/// OUT.tritmill-data as JSON lines, and such an OUT is written when all lines are answered, in the order of IN.
+///
 /// OUT may be - for standard output, or a pipe: then answers are kept in IN.tritmill, every run writes all of them, and the
 /// run ends quietly when the reader closes the pipe.
 ///
@@ -54,7 +60,8 @@ const EXIT_ERROR_LINES: u8 = 2;
 Examples:
   tritmill batch run questions.jsonl -o answers.jsonl
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --ordered --json | tail -1
-  zcat questions.jsonl.gz | tritmill batch run - -o answers.jsonl
+  tritmill batch run questions.jsonl.gz -o answers.jsonl.zst
+  tritmill batch run s3://data/train.parquet -o s3://data/answers.parquet --prompt-column question --body '{\"max_tokens\": 64}'
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --device cuda:all
   tritmill batch run in.jsonl -o out.jsonl --model hf:microsoft/bitnet-b1.58-2B-4T-gguf --memory 2G
   tritmill batch run in.jsonl -o out.jsonl --retry-failed
@@ -65,10 +72,10 @@ Examples:
 Exit codes:
   0 all lines answered, 2 finished with error lines, 1 could not run, 130 interrupted")]
 pub struct BatchRunArgs {
-    /// File of batch lines; - reads standard input
+    /// Batch lines or rows: a file, a folder or an address; - reads standard input
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// File of answers; - writes standard output
+    /// Answers: a file or an address; - writes standard output
     #[arg(short, long, value_name = "OUT", allow_hyphen_values = true)]
     pub output: PathBuf,
     /// Folder for the answers so far [default: beside OUT, or beside IN if OUT is no file; without either, nothing is kept]
@@ -107,17 +114,24 @@ pub struct BatchRunArgs {
     pub servers: Servers,
     #[command(flatten)]
     server: ServerOptions,
+    #[command(flatten)]
+    rows: RowOptions,
 }
 
 /// Runs the command.
-pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
-    // Before the model is loaded, which may take a while.
-    let input_bytes = input_bytes(&args.input)?;
+pub fn run(mut args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let summary = Summary::of(&args);
     let started = Instant::now();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let mut display = Display::new(None);
+    let mut data = data::open(&mut args, &runtime, &mut display)?;
+    // Before the model is loaded, which may take a while.
+    let mut display = Display::new(input_bytes(&args.input)?);
     if let Some(server) = args.server.given()? {
-        return server::run(&args, server, Display::new(input_bytes), &runtime);
+        data.as_mut().map_or(Ok(()), data::must_be_whole)?;
+        let code = server::run(&args, server, display, &runtime, summary)?;
+        data.map_or(Ok(()), |data| data::finish(data, &runtime))?;
+        return Ok(code);
     }
     let (queue, answerer) = match args.servers.given()? {
         None => local(&args)?,
@@ -139,7 +153,6 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     };
     let (stop, stopped) = watch::channel(Stop::No);
     let interrupted = stopped.clone();
-    let mut display = Display::new(input_bytes);
     let progress = runtime.block_on(async {
         let signals = Signals::listen().context("cannot listen for signals")?;
         tokio::spawn(signals.stop(stop));
@@ -152,7 +165,19 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     };
     let interrupted =
         *interrupted.borrow() == Stop::Drain && progress.finished() < progress.lines.max(1);
+    let finished = match data {
+        Some(data) if !interrupted => data::finish(data, &runtime),
+        Some(data) if data.has_own_output() => {
+            eprintln!("OUT is written when all lines are answered: run the same command again");
+            Ok(())
+        }
+        _ => Ok(()),
+    };
     summarize(&progress, started.elapsed(), summary)?;
+    match finished {
+        Err(error) if data::is_closed_pipe(&error) => return Ok(ExitCode::SUCCESS),
+        finished => finished?,
+    }
     Ok(match progress.failed {
         _ if interrupted => ExitCode::from(EXIT_INTERRUPTED),
         0 => ExitCode::SUCCESS,
@@ -170,9 +195,6 @@ fn input_bytes(input: &Path) -> anyhow::Result<Option<u64>> {
     }
     let metadata = std::fs::metadata(input);
     let metadata = metadata.with_context(|| format!("cannot read {}", input.display()))?;
-    if metadata.is_dir() {
-        bail!("cannot read {}: it is a folder", input.display());
-    }
     Ok(metadata.is_file().then_some(metadata.len()))
 }
 

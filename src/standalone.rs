@@ -102,7 +102,7 @@ async fn with_servers(
     let settings = arguments.limits.settings(&bounds);
     let sign_on = arguments.sign_on.sign_on(&settings.site)?;
     let app = admin::with_servers(servers, settings).await?;
-    let app = app.with_sign_on(sign_on);
+    let app = app.with_sign_on(sign_on).with_files(arguments.limits.files().await?);
     arguments.limits.tiers.set_prices(&app).await?;
     let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
     admin::start(app, arguments.api, tls, bounds, key_file).await
@@ -158,6 +158,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let settings = arguments.limits.settings(&bounds);
     let sign_on = arguments.sign_on.sign_on(&settings.site)?;
     let app = App::new(client, store.clone(), models, settings).with_sign_on(sign_on);
+    let app = app.with_files(arguments.limits.files().await?);
     arguments.limits.tiers.set_prices(&app).await?;
     let key_file = arguments.first_key.path(&beside(&arguments.store, "-first-key"));
     let running = admin::start(app, arguments.api, tls, bounds, key_file).await?;

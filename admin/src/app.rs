@@ -4,6 +4,7 @@ use std::{net::IpAddr, ops::Deref, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tritmill_client::{Client, http::AddressPolicy};
+use tritmill_data::objects::Objects;
 use tritmill_http::{Bounds, Server, Tls};
 use tritmill_queue::{
     StoreError, Tenant, billing::Price, metrics::MeasuredStore, store::charges::PriceOf,
@@ -14,6 +15,7 @@ use crate::{
     abandoned_jobs::AbandonedJobs,
     budgets::BudgetChecks,
     changes::Changes,
+    file_contents::FileContents,
     health::Readiness,
     job_waiter::JobWaiter,
     key_reads::KeyReads,
@@ -94,6 +96,8 @@ pub struct App(Arc<State>);
 pub struct State {
     pub(crate) client: Client,
     pub(crate) store: Arc<dyn FrontStore>,
+    /// The content of files, which may lie outside the store.
+    pub(crate) files: FileContents,
     pub(crate) models: Models,
     pub(crate) job_waiter: JobWaiter,
     pub(crate) abandoned_jobs: AbandonedJobs,
@@ -149,6 +153,7 @@ impl App {
             job_waiter: JobWaiter::new(client.clone()),
             abandoned_jobs: AbandonedJobs::new(client.clone()),
             client,
+            files: FileContents::new(Arc::clone(&store), None),
             store,
             models,
             limits,
@@ -176,6 +181,14 @@ impl App {
     #[must_use]
     pub fn with_sign_on(mut self, sign_on: Option<SingleSignOn>) -> Self {
         Arc::get_mut(&mut self.0).expect("the service is not shared yet").sign_on = sign_on;
+        self
+    }
+
+    /// Keeps the content of new files in an object store. To be called before the service is cloned.
+    #[must_use]
+    pub fn with_files(mut self, objects: Option<Objects>) -> Self {
+        let state = Arc::get_mut(&mut self.0).expect("the service is not shared yet");
+        state.files = FileContents::new(Arc::clone(&state.store), objects);
         self
     }
 

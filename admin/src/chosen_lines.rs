@@ -9,6 +9,7 @@ use tritmill_queue::{JobState, StoreError, store::RangedJob};
 
 use crate::{
     driver::lines,
+    file_contents::FileContents,
     store::{
         Batch, FrontStore,
         step_state::{FilePosition, RerunLines, line_ranges},
@@ -91,11 +92,12 @@ pub async fn check_complete(
 /// # Errors
 /// Names the first that cannot run again.
 pub async fn chosen_lines(
-    store: &Arc<dyn FrontStore>,
+    files: &FileContents,
     batch: &Batch,
     names: &[String],
     answered: bool,
 ) -> Result<RerunLines, ChosenLinesError> {
+    let store = files.store();
     let mut found: HashMap<String, Found> = HashMap::new();
     for names in names.chunks(CHUNK) {
         for job in store.named_in_range(batch.id.all_jobs(), names).await? {
@@ -106,7 +108,7 @@ pub async fn chosen_lines(
     if names.iter().any(|name| !found.contains_key(name))
         && has_lines_without_job(store, batch).await?
     {
-        find_in_file(store, batch, names, &mut found).await?;
+        find_in_file(files, batch, names, &mut found).await?;
     }
     let mut lines = Vec::with_capacity(names.len());
     for (index, name) in names.iter().enumerate() {
@@ -159,14 +161,14 @@ async fn has_lines_without_job(
 
 /// Adds the lines of the file that have one of the names and no job.
 async fn find_in_file(
-    store: &Arc<dyn FrontStore>,
+    files: &FileContents,
     batch: &Batch,
     names: &[String],
     found: &mut HashMap<String, Found>,
 ) -> Result<(), StoreError> {
     let mut missing: HashSet<&str> = names.iter().map(String::as_str).collect();
     missing.retain(|name| !found.contains_key(*name));
-    let mut pages = lines::read(store, batch, FilePosition::default());
+    let mut pages = lines::read(files, batch, FilePosition::default());
     while let Some(page) = pages.recv().await {
         for line in page? {
             let (name, line) = match line.parsed {

@@ -25,6 +25,7 @@ mod fail;
 mod finish;
 pub(crate) mod lines;
 mod numbering;
+mod objects;
 mod pause;
 mod progress;
 mod rerun;
@@ -117,6 +118,7 @@ impl Driver {
     pub async fn run(mut self) {
         let (app, mut stop) = (self.app.clone(), self.stop.clone());
         let erasing = tokio::spawn(erase::run(app.clone(), stop.clone()));
+        let sweeping = tokio::spawn(objects::run(app.clone(), stop.clone()));
         loop {
             while let Some(ended) = self.steps.try_join_next() {
                 self.step_ended(ended);
@@ -137,7 +139,7 @@ impl Driver {
         }
         // They stop at the same signal.
         while self.steps.join_next().await.is_some() {}
-        let _ = erasing.await;
+        let _ = (erasing.await, sweeping.await);
     }
 
     fn step_ended(&mut self, ended: Result<Duration, tokio::task::JoinError>) {

@@ -5,14 +5,19 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 use tritmill_queue::StoreError;
 
-use crate::store::{
-    FrontStore,
-    files::{FILE_CHUNK_BYTES, StoredFile},
+use crate::{
+    App,
+    file_contents::FileContents,
+    store::{
+        FrontStore,
+        files::{FILE_CHUNK_BYTES, StoredFile},
+    },
 };
 
 /// A file that is being written. Dropping it before [`finish`](Self::finish) deletes what was written.
 pub(crate) struct FileWriter {
     store: Arc<dyn FrontStore>,
+    contents: FileContents,
     file: StoredFile,
     chunk: Vec<u8>,
     hasher: Sha256,
@@ -23,10 +28,12 @@ pub(crate) struct FileWriter {
 
 impl FileWriter {
     /// Creates a file.
-    pub async fn begin(store: Arc<dyn FrontStore>, file: &StoredFile) -> Result<Self, StoreError> {
+    pub async fn begin(app: &App, file: &StoredFile) -> Result<Self, StoreError> {
+        let (store, contents) = (Arc::clone(&app.store), app.files.clone());
         let file = store.create_file(file).await?;
         let (chunk, hasher) = (Vec::new(), Sha256::new());
-        Ok(Self { store, file, chunk, hasher, number: 0, size_bytes: 0, finished: false })
+        let (number, size_bytes, finished) = (0, 0, false);
+        Ok(Self { store, contents, file, chunk, hasher, number, size_bytes, finished })
     }
 
     /// The file, as it was created.
@@ -61,7 +68,7 @@ impl FileWriter {
     }
 
     async fn flush(&mut self) -> Result<(), StoreError> {
-        self.store.put_chunk(self.file.id, self.number, &self.chunk).await?;
+        self.contents.put_chunk(self.file.id, self.number, &self.chunk).await?;
         self.number += 1;
         self.chunk.clear();
         Ok(())

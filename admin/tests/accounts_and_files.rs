@@ -12,8 +12,8 @@ use tritmill_admin::store::{
     ApiKey, FileId, FrontStore as TestStore, KeyRole,
     audit::AuditEntry,
     files::{
-        Completion, FILE_CHUNK_BYTES, FileDeletion, FilePurpose, INCOMPLETE_MAX, StoredFile,
-        UploadKey,
+        ChunkContent, Completion, FILE_CHUNK_BYTES, FileDeletion, FilePurpose, INCOMPLETE_MAX,
+        StoredChunk, StoredFile, UploadKey,
     },
     sessions::SESSIONS_PER_KEY_MAX,
 };
@@ -174,22 +174,36 @@ async fn file_is_visible_to_its_tenant_from_completion_to_expiry() {
         let (store, acme, other) = (&rig.store, tenant("acme"), tenant("other"));
         let new = file(&acme);
         store.create_file(&new).await.unwrap();
-        store.put_chunk(new.id, 0, &[7; FILE_CHUNK_BYTES]).await.unwrap();
-        store.put_chunk(new.id, 1, b"torn").await.unwrap();
+        store.put_chunk(new.id, 0, ChunkContent::Bytes(&[7; FILE_CHUNK_BYTES])).await.unwrap();
+        store.put_chunk(new.id, 1, ChunkContent::Bytes(b"torn")).await.unwrap();
         // Repeated, as after a lost response.
-        store.put_chunk(new.id, 1, b"end").await.unwrap();
+        store.put_chunk(new.id, 1, ChunkContent::Bytes(b"end")).await.unwrap();
         assert_eq!(store.file(&acme, new.id).await.unwrap(), None);
         assert!(store.files(&acme, None, ALL).await.unwrap().is_empty());
         let (size, hour) = (FILE_CHUNK_BYTES as u64 + 3, Duration::from_secs(3600));
         let until = store.now().await.unwrap().after(hour);
         store.complete_file(new.id, size, Some(until)).await.unwrap();
-        store.put_chunk(new.id, 1, b"late").await.unwrap();
+        store.put_chunk(new.id, 1, ChunkContent::Bytes(b"late")).await.unwrap();
         store.abandon_file(new.id).await.unwrap();
         assert_eq!(store.file(&acme, new.id).await.unwrap().unwrap().size_bytes, size);
         assert_eq!(store.file(&other, new.id).await.unwrap(), None);
         assert_eq!(store.delete_file(&other, new.id).await.unwrap(), FileDeletion::NotFound);
-        assert_eq!(store.chunk(new.id, 1).await.unwrap().unwrap(), b"end");
+        assert_eq!(
+            store.chunk(new.id, 1).await.unwrap().unwrap(),
+            StoredChunk::Bytes(b"end".to_vec())
+        );
         assert_eq!(store.chunk(new.id, 2).await.unwrap(), None);
+        let outside = file(&acme);
+        store.create_file(&outside).await.unwrap();
+        store.put_chunk(outside.id, 0, ChunkContent::Bytes(b"here")).await.unwrap();
+        store.put_chunk(outside.id, 0, ChunkContent::Object("a/b")).await.unwrap();
+        store.put_chunk(outside.id, 1, ChunkContent::Bytes(b"here")).await.unwrap();
+        let placed = store.chunk(outside.id, 0).await.unwrap();
+        assert_eq!(placed, Some(StoredChunk::Object("a/b".to_owned())));
+        assert_eq!(store.chunk_objects(outside.id).await.unwrap().unwrap(), ["a/b"]);
+        assert!(store.chunk_objects(new.id).await.unwrap().unwrap().is_empty());
+        store.abandon_file(outside.id).await.unwrap();
+        assert_eq!(store.chunk_objects(outside.id).await.unwrap(), None);
         rig.advance(hour);
         assert_eq!(store.file(&acme, new.id).await.unwrap(), None);
         assert_eq!(store.sweep_files().await.unwrap(), 1);

@@ -30,9 +30,8 @@ use tritmill_queue::{
 
 pub use self::notice::{BatchFileError, Notice};
 use self::output::Output;
-pub(crate) use self::place::{
-    Input, Place, Target, open_and_lock, remove_file, rename_to_old, with_suffix,
-};
+pub use self::place::rename_to_old;
+pub(crate) use self::place::{Input, Place, Target, open_and_lock, remove_file, with_suffix};
 use crate::{
     lines::{LineReader, RawLine},
     request::{duplicate, parse_line},

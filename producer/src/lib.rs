@@ -26,7 +26,9 @@ mod responses;
 mod structured;
 mod tools;
 
-pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
+pub use batch_file::{
+    BatchFile, BatchFileError, Counts, Identity, Notice, Settings, rename_to_old,
+};
 pub use body::{Body, Endpoint, parse_body};
 pub use builder::{BuildError, JobBuilder};
 pub use client::{Client, ClientError, ConnectError, EventFollower, Waited};

@@ -212,6 +212,9 @@ fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<
     let plain = map.contains_key("prompt") && !map.contains_key("body");
     let custom_id = custom_id(number, &mut map, plain)?;
     *known_id = Some(custom_id.clone());
+    if let Some(error) = map.swap_remove("row_error") {
+        return Err(row_error(number, error));
+    }
     let (endpoint, body) = match plain {
         true => (Endpoint::Plain, map),
         false => envelope(number, map)?,
@@ -223,6 +226,26 @@ fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<
     let key = hash(Purpose::Key, &parts);
     let body = Body { seed: Some(seed), ..body };
     Ok(Request { number, custom_id, key, endpoint, body })
+}
+
+/// Returns the refusal of a line that was made of a row of another format, which could not be used: what found the error is
+/// its text.
+fn row_error(line: u64, error: Value) -> Refusal {
+    #[derive(Deserialize)]
+    struct RowError {
+        code: String,
+        message: String,
+        param: Option<String>,
+    }
+    match serde_json::from_value(error) {
+        Ok(RowError { code, message, param }) => {
+            Refusal { status: None, code, message, param, line }
+        }
+        Err(_) => {
+            let problem = "must have code, message and param";
+            not_a_request(line, Some("row_error"), "invalid_type", problem)
+        }
+    }
 }
 
 /// Returns the name of a line that is JSON by its grammar although its values cannot be read: with half of a surrogate pair, a

@@ -73,6 +73,12 @@ impl Display {
         self.bar.suspend(|| eprintln!("note: {notice}"));
     }
 
+    /// Shows the rows read so far of a source that is not a local file of lines.
+    pub fn rows(&mut self, rows: u64) {
+        self.bar.set_message(format!("{rows} rows read"));
+        self.line(|| format!("reading: {rows} rows"));
+    }
+
     fn reading(&mut self, lines: u64, bytes: u64) {
         let known = self.input_bytes;
         let length = known.unwrap_or(bytes);

@@ -50,6 +50,7 @@ pub fn run(
     (url, key): (&str, &str),
     mut display: Display,
     runtime: &Runtime,
+    summary: Summary,
 ) -> anyhow::Result<ExitCode> {
     if args.retry_failed {
         bail!("--retry-failed does not work with --server: the server retries failed lines itself");
@@ -87,7 +88,7 @@ pub fn run(
         Err(RemoteRunError::File(error)) if error.is_closed_pipe() => return Ok(ExitCode::SUCCESS),
         ended => ended?,
     };
-    summarize(&progress, started.elapsed(), Summary::of(args))?;
+    summarize(&progress, started.elapsed(), summary)?;
     Ok(match progress.failed {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::from(EXIT_ERROR_LINES),

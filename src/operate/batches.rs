@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_admin::{
-    Models,
+    FileContents, Models,
     added_lines::{self, BYTES_MAX, LineBounds},
     chosen_lines::{check_complete, chosen_lines},
     store::{
@@ -364,13 +364,15 @@ async fn change(
 async fn retry(arguments: RetryArguments) -> anyhow::Result<ExitCode> {
     let RetryArguments { id, custom_ids, force, store_options } = arguments;
     let store: Arc<dyn FrontStore> = Arc::from(store_options.open().await?);
+    // Content in an object store is the admin's to read.
+    let files = FileContents::new(store.clone(), None);
     let done = match store.batch_of_any_tenant(id).await? {
         None => is_unknown(id),
         Some(batch) => {
             let change = match custom_ids.as_slice() {
                 [] => BatchChange::retry_all(),
                 names => BatchChange::Retry {
-                    lines: chosen_lines(&store, &batch, names, force).await?,
+                    lines: chosen_lines(&files, &batch, names, force).await?,
                     key: None,
                 },
             };

@@ -13,6 +13,7 @@ mod costs;
 mod described;
 mod drivers;
 mod embeddings;
+mod file_objects;
 mod files;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/fleet.rs"]

@@ -15,11 +15,12 @@ use super::{
     ptx, python,
 };
 
-/// Python packages that the HTTP API is tested with, each in an environment below `target`. The
+/// Python packages that the HTTP API and object stores are tested with, each in an environment below `target`. The
 /// versions are fixed, so that a failure comes from a change in this repository.
-const PYTHON_PACKAGES: [(&str, &str); 3] = [
-    ("openai", "openai==3.54.0"),
+const PYTHON_PACKAGES: [(&str, &str); 4] = [
     ("anthropic", "anthropic==2.14.0"),
+    ("moto", "moto[server]==5.2.1"),
+    ("openai", "openai==3.54.0"),
     ("schemathesis", "schemathesis==4.32.5"),
 ];
 

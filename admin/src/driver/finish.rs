@@ -11,7 +11,7 @@ use std::{collections::HashMap, time::Duration};
 use tritmill_client::Request;
 use tritmill_queue::{ErrorKind, JobError, JobState, Outcome, store::EndedJob};
 
-use self::output::Output;
+use self::output::{Output, Placed};
 use super::{Budget, Interrupted, JobsChange, Next, change_jobs, fail, lines, numbering, save};
 use crate::{
     App,
@@ -47,10 +47,10 @@ pub(super) async fn step(
             return fail::end(app, claim).await;
         }
     }
-    let mut output = Output::open(&app.store, &claim.batch).await?;
+    let mut output = Output::open(&app.files, &claim.batch).await?;
     // A batch that was cancelled before its validation has no output.
     if claim.batch.at.in_progress.is_some() {
-        let mut pages = lines::read(&app.store, &claim.batch, output.state.read);
+        let mut pages = lines::read(&app.files, &claim.batch, output.state.read);
         let mut slice = SLICE_FIRST;
         while let Some(page) = pages.recv().await {
             let mut page = page?;
@@ -66,7 +66,9 @@ pub(super) async fn step(
                 };
                 budget.spend(lines, bytes);
                 if budget.is_spent() {
-                    let (chunks, ends) = (output.chunks(), &output.ends);
+                    let placed = output.place(&app.files).await?;
+                    let chunks: Vec<_> = placed.iter().map(Placed::chunk).collect();
+                    let ends = &output.ends;
                     claim.batch.steps.assembly = Some(output.state.clone());
                     claim.batch.last_end += ends.len() as u64;
                     save(
@@ -87,7 +89,9 @@ pub(super) async fn step(
 async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<Next, Interrupted> {
     let now = app.store.now().await?;
     let expires_at = claim.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
-    let (chunks, ends, state) = (output.chunks(), &output.ends, &output.state);
+    let placed = output.place(&app.files).await?;
+    let chunks: Vec<_> = placed.iter().map(Placed::chunk).collect();
+    let (ends, state) = (&output.ends, &output.state);
     claim.batch.last_end += ends.len() as u64;
     let parts = [state.answers, state.errors].into_iter().flatten();
     let files: Vec<_> = parts.map(|part| (part.file, part.size_bytes, expires_at)).collect();

@@ -3,14 +3,16 @@
 use std::{
     collections::BTreeMap,
     io::{self, BufRead, Read},
-    sync::Arc,
 };
 
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
 use tritmill_client::{LineReader, RefusedLine, Request, parse_request, unserved_model};
 use tritmill_queue::{QueueName, StoreError};
 
-use crate::store::{Batch, FileId, FrontStore, files::FILE_CHUNK_BYTES, step_state::FilePosition};
+use crate::{
+    file_contents::FileContents,
+    store::{Batch, FileId, files::FILE_CHUNK_BYTES, step_state::FilePosition},
+};
 
 /// Most lines of a page, and their bytes, which may be exceeded by one line.
 const PAGE_LINES: usize = 1000;
@@ -32,7 +34,7 @@ pub(crate) type Lines = Vec<Line>;
 /// Reads the lines of a batch from a position on. A request for a model that is not among the batch's is refused. Reading ends
 /// when the receiver is dropped.
 pub(crate) fn read(
-    store: &Arc<dyn FrontStore>,
+    files: &FileContents,
     batch: &Batch,
     from: FilePosition,
 ) -> mpsc::Receiver<Result<Lines, StoreError>> {
@@ -40,7 +42,7 @@ pub(crate) fn read(
     let is_checked = batch.steps.is_valid || batch.at.in_progress.is_some();
     let queues = (batch.has_models() && is_checked).then(|| batch.queues.clone());
     let (sender, receiver) = mpsc::channel(AHEAD);
-    let chunks = Chunks::at(Arc::clone(store), batch.input, from.offset_bytes);
+    let chunks = Chunks::at(files.clone(), batch.input, from.offset_bytes);
     spawn_blocking(move || {
         let mut reader = LineReader::after(chunks, from.line, from.offset_bytes);
         loop {
@@ -87,7 +89,7 @@ fn store_error(error: io::Error) -> StoreError {
 
 /// A reader of a stored file that holds one chunk in memory.
 struct Chunks {
-    store: Arc<dyn FrontStore>,
+    files: FileContents,
     runtime: Handle,
     file: FileId,
     /// Number of the next chunk.
@@ -101,19 +103,19 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn at(store: Arc<dyn FrontStore>, file: FileId, offset_bytes: u64) -> Self {
+    fn at(files: FileContents, file: FileId, offset_bytes: u64) -> Self {
         let chunk_bytes = FILE_CHUNK_BYTES as u64;
         let number = u32::try_from(offset_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let skip = usize::try_from(offset_bytes % chunk_bytes).expect("less than a chunk");
         let (runtime, chunk) = (Handle::current(), Vec::new());
-        Self { store, runtime, file, number, chunk, position: 0, skip, is_last: false }
+        Self { files, runtime, file, number, chunk, position: 0, skip, is_last: false }
     }
 }
 
 impl BufRead for Chunks {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.position == self.chunk.len() && !self.is_last {
-            let next = self.runtime.block_on(self.store.chunk(self.file, self.number));
+            let next = self.runtime.block_on(self.files.chunk(self.file, self.number));
             self.chunk = next.map_err(io::Error::other)?.unwrap_or_default();
             self.number = self.number.saturating_add(1);
             self.is_last = self.chunk.len() < FILE_CHUNK_BYTES;

@@ -165,7 +165,7 @@ async fn submit_rest(
     budget: &mut Budget,
 ) -> Result<Submitted, Interrupted> {
     let from = claim.batch.submitted;
-    let mut pages = lines::read(&app.store, &claim.batch, from);
+    let mut pages = lines::read(&app.files, &claim.batch, from);
     // Fewer jobs at once when the queue is nearly full.
     let mut chunk = CHUNK_MAX;
     while let Some(page) = pages.recv().await {

@@ -50,7 +50,7 @@ pub(super) async fn step(
         let message = "the input file no longer exists";
         check.add_error(None, "file_not_found", message, Some("input_file_id"));
     } else {
-        let mut pages = lines::read(&app.store, &claim.batch, check.state.read);
+        let mut pages = lines::read(&app.files, &claim.batch, check.state.read);
         while let Some(page) = pages.recv().await {
             let page = page?;
             if is_continued {

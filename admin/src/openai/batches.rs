@@ -34,7 +34,7 @@ use crate::{
     store::{
         Batch, BatchId, BatchState, FileId,
         batches::{BatchDeletion, BatchTimes, Creation},
-        files::{FilePurpose, StoredFile},
+        files::{ChunkContent, FilePurpose, StoredFile},
         step_state::{BatchError, FilePosition, StepState},
         webhooks::Webhook,
     },
@@ -394,7 +394,14 @@ async fn own_input(app: &App, batch: &Batch, given: Option<&StoredFile>) -> Resu
         created_at: batch.created_at,
         expires_at: None,
     };
-    Ok(app.store.create_input(&file, given.map(|file| file.id)).await?)
+    app.store.create_file(&file).await?;
+    // Lines are appended in transactions, so its content is in the database, wherever that of other files is.
+    for number in 0.. {
+        let Some(given) = given else { break };
+        let Some(bytes) = app.files.chunk(given.id, number).await? else { break };
+        app.store.put_chunk(file.id, number, ChunkContent::Bytes(&bytes)).await?;
+    }
+    Ok(app.store.complete_file(file.id, size_bytes, None).await?)
 }
 
 /// Whether both batches come from equal requests.

@@ -8,7 +8,6 @@ use std::{
     io::{self, Write as _},
     mem,
     ops::Range,
-    sync::Arc,
 };
 
 use axum::{
@@ -23,8 +22,9 @@ use tritmill_queue::StoreError;
 
 use crate::{
     ApiError, App,
+    file_contents::FileContents,
     store::{
-        FileId, FrontStore,
+        FileId,
         files::{FILE_CHUNK_BYTES, StoredFile},
     },
 };
@@ -166,16 +166,16 @@ fn content(
     id: FileId,
     range: Range<u64>,
 ) -> impl Stream<Item = Result<Bytes, ContentError>> + use<> {
-    let start = (Arc::clone(&app.store), id, range);
+    let start = (app.files.clone(), id, range);
     stream::try_unfold(start, async |next| {
-        let (store, id, range): (Arc<dyn FrontStore>, FileId, Range<u64>) = next;
+        let (files, id, range): (FileContents, FileId, Range<u64>) = next;
         if range.is_empty() {
             return Ok(None);
         }
         let chunk_bytes = FILE_CHUNK_BYTES as u64;
         let number = u32::try_from(range.start / chunk_bytes).map_err(|_| ContentError::Deleted)?;
         let begin = u64::from(number) * chunk_bytes;
-        let chunk = store.chunk(id, number).await?.ok_or(ContentError::Deleted)?;
+        let chunk = files.chunk(id, number).await?.ok_or(ContentError::Deleted)?;
         let end = range.end.min(begin + chunk.len() as u64);
         // Both are within a chunk, unless it is shorter than the file says.
         let within = (range.start - begin) as usize..end.saturating_sub(begin) as usize;
@@ -183,7 +183,7 @@ fn content(
         if within.is_empty() {
             return Err(ContentError::Deleted);
         }
-        Ok(Some((bytes.slice(within), (store, id, end..range.end))))
+        Ok(Some((bytes.slice(within), (files, id, end..range.end))))
     })
 }
 

@@ -1,6 +1,6 @@
 //! `/v1/files`: input and output of batches.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{Extension, Json, body::Body, extract::Path, http::HeaderMap, response::Response};
 use serde::Serialize;
@@ -193,7 +193,7 @@ pub(crate) async fn store(
         created_at: Timestamp::default(),
         expires_at: None,
     };
-    let mut writer = FileWriter::begin(Arc::clone(&app.store), &file).await?;
+    let mut writer = FileWriter::begin(app, &file).await?;
     while let Some(chunk) = part.chunk().await? {
         room.check(writer.size_bytes() + chunk.len() as u64)?;
         writer.write(&chunk).await?;
@@ -268,7 +268,7 @@ pub(crate) async fn remove(
 pub(crate) async fn delete(app: &App, tenant: &Tenant, id: &str) -> Result<(), ApiError> {
     let unknown = || ApiError::not_found("file", id);
     let file: FileId = id.parse().map_err(|_| unknown())?;
-    match app.store.delete_file(tenant, file).await? {
+    match app.files.delete_file(tenant, file).await? {
         FileDeletion::Deleted => Ok(()),
         FileDeletion::NotFound => Err(unknown()),
         FileDeletion::InUse => {

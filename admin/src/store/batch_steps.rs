@@ -17,7 +17,7 @@ use tritmill_queue::{Claimant, Job, JobId, StoreError, Tenant, Timestamp};
 use super::{
     batch_ends::LineEnd,
     batches::{Batch, BatchId},
-    files::FileId,
+    files::{ChunkContent, FileId},
 };
 
 /// Due batches that a claim looks at, the longest due first. The cost of a claim depends on this number, not
@@ -67,7 +67,7 @@ pub struct FileChunk<'a> {
     /// Number of the chunk, from 0.
     pub number: u32,
     /// The whole content of the chunk.
-    pub bytes: &'a [u8],
+    pub content: ChunkContent<'a>,
 }
 
 /// What is written in the same transaction as a batch.

@@ -116,6 +116,24 @@ pub enum Completion {
     Conflict,
 }
 
+/// The content of a chunk, for the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChunkContent<'a> {
+    /// Its bytes.
+    Bytes(&'a [u8]),
+    /// The name of an object that has them.
+    Object(&'a str),
+}
+
+/// The content of a chunk, from the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoredChunk {
+    /// Its bytes.
+    Bytes(Vec<u8>),
+    /// The name of an object that has them.
+    Object(String),
+}
+
 /// Result of deleting a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileDeletion {
@@ -135,7 +153,12 @@ pub trait Files: Send + Sync {
     async fn create_file(&self, file: &StoredFile) -> Result<StoredFile, StoreError>;
 
     /// Writes a chunk (numbered from 0) of an incomplete file. May be repeated after an error.
-    async fn put_chunk(&self, id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError>;
+    async fn put_chunk(
+        &self,
+        id: FileId,
+        number: u32,
+        content: ChunkContent<'_>,
+    ) -> Result<(), StoreError>;
 
     /// Completes a file: from now on it is visible and immutable. Also sets `expires_at`.
     async fn complete_file(
@@ -166,7 +189,10 @@ pub trait Files: Send + Sync {
     ) -> Result<Vec<StoredFile>, StoreError>;
 
     /// Returns a chunk; `None` after the last.
-    async fn chunk(&self, id: FileId, number: u32) -> Result<Option<Vec<u8>>, StoreError>;
+    async fn chunk(&self, id: FileId, number: u32) -> Result<Option<StoredChunk>, StoreError>;
+
+    /// Returns the names of the objects with chunks of a file; `None` if the file is gone.
+    async fn chunk_objects(&self, id: FileId) -> Result<Option<Vec<String>>, StoreError>;
 
     /// Deletes a complete file of a tenant.
     async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;

@@ -18,7 +18,9 @@ use super::{
     batches::{BatchDeletion, BatchFilter, Creation},
     budgets::{Budget, BudgetOf},
     call_keys::{CallKey, KeyedCall},
-    files::{Completion, FileDeletion, FilePurpose, StoredFile, UploadKey},
+    files::{
+        ChunkContent, Completion, FileDeletion, FilePurpose, StoredChunk, StoredFile, UploadKey,
+    },
     open_batches::{AddedLines, Adding},
     schedules::{Schedule, ScheduleId},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
@@ -58,7 +60,8 @@ measured! {
     }
     Files {
         fn create_file(file: &StoredFile) -> Result<StoredFile, StoreError>;
-        fn put_chunk(id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError>;
+        fn put_chunk(id: FileId, number: u32, content: ChunkContent<'_>)
+            -> Result<(), StoreError>;
         fn complete_file(id: FileId, size_bytes: u64, expires_at: Option<Timestamp>)
             -> Result<(), StoreError>;
         fn complete_file_once(file: &StoredFile, key: UploadKey<'_>)
@@ -66,7 +69,8 @@ measured! {
         fn file(tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError>;
         fn files(tenant: &Tenant, purpose: Option<FilePurpose>, page: Page<FileId>)
             -> Result<Vec<StoredFile>, StoreError>;
-        fn chunk(id: FileId, number: u32) -> Result<Option<Vec<u8>>, StoreError>;
+        fn chunk(id: FileId, number: u32) -> Result<Option<StoredChunk>, StoreError>;
+        fn chunk_objects(id: FileId) -> Result<Option<Vec<String>>, StoreError>;
         fn delete_file(tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;
         fn abandon_file(id: FileId) -> Result<(), StoreError>;
         fn sweep_files() -> Result<u64, StoreError>;
@@ -113,7 +117,6 @@ measured! {
         fn sweep_batches() -> Result<(), StoreError>;
     }
     OpenBatches {
-        fn create_input(file: &StoredFile, from: Option<FileId>) -> Result<(), StoreError>;
         fn add_lines(tenant: &Tenant, id: BatchId, lines: &AddedLines)
             -> Result<Option<Adding>, StoreError>;
     }

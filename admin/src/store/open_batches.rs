@@ -10,7 +10,6 @@ use tritmill_queue::{QueueName, StoreError, Tenant};
 use super::{
     batch_steps::CustomIdHash,
     batches::{Batch, BatchId},
-    files::{FileId, StoredFile},
 };
 
 /// A line to add.
@@ -70,10 +69,6 @@ pub enum Adding {
 /// Lines of open batches in a store.
 #[async_trait]
 pub trait OpenBatches: Send + Sync {
-    /// Creates the complete file of an open batch: with the content of a file of the same tenant, or empty.
-    async fn create_input(&self, file: &StoredFile, from: Option<FileId>)
-    -> Result<(), StoreError>;
-
     /// Adds lines to an open batch of a tenant: all of them, or none.
     async fn add_lines(
         &self,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use conformance::error;
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tritmill_admin::{
-    App, Driver, Models, Settings,
+    App, Driver, FileContents, Models, Settings,
     chosen_lines::{ChosenLinesError, Problem, chosen_lines},
     store::batch_ends::EndsPage,
 };
@@ -63,7 +63,7 @@ impl Service {
         let content: String = (1..=lines).map(line).collect();
         let input = file(owner);
         store.create_file(&input).await.unwrap();
-        store.put_chunk(input.id, 0, content.as_bytes()).await.unwrap();
+        store.put_chunk(input.id, 0, ChunkContent::Bytes(content.as_bytes())).await.unwrap();
         store.complete_file(input.id, content.len() as u64, None).await.unwrap();
         let created_at = store.now().await.unwrap();
         let expires_at = created_at.after(Duration::from_secs(86_400));
@@ -155,7 +155,8 @@ impl Service {
     ) -> Result<Batch, Problem> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let batch = self.get(id).await;
-        match chosen_lines(&self.rig.store, &batch, &names, answered).await {
+        let files = FileContents::new(self.rig.store.clone(), None);
+        match chosen_lines(&files, &batch, &names, answered).await {
             Ok(lines) => Ok(self.change(id, BatchChange::Retry { lines, key: None }).await),
             Err(ChosenLinesError::Choice(error)) => Err(error.problem),
             Err(error) => panic!("{error}"),
@@ -174,7 +175,8 @@ impl Service {
     /// Returns the names of lines in a file, in order.
     pub(super) async fn names(&self, file: Option<FileId>) -> Vec<String> {
         let Some(file) = file else { return Vec::new() };
-        let bytes = self.rig.store.chunk(file, 0).await.unwrap().unwrap();
+        let chunk = self.rig.store.chunk(file, 0).await.unwrap();
+        let Some(StoredChunk::Bytes(bytes)) = chunk else { panic!("{chunk:?}") };
         let text = String::from_utf8(bytes).unwrap();
         let name = |line: &str| {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();

@@ -24,7 +24,7 @@ use tritmill_admin::store::{
     batch_changes::{BatchChange, Changed},
     batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, NamedLine, WebhookBounds},
     batches::{BatchFilter, BatchTimes, Creation},
-    files::{FileDeletion, FilePurpose, StoredFile},
+    files::{ChunkContent, FileDeletion, FilePurpose, StoredChunk, StoredFile},
     step_state::{FilePosition, StepState},
     webhooks::{Webhook, WebhookSecret},
 };
@@ -218,7 +218,7 @@ async fn expired_input_is_kept_until_its_batch_is_finished() {
         let (store, acme, hour) = (&rig.store, tenant("acme"), Duration::from_secs(3600));
         let input = file(&acme);
         store.create_file(&input).await.unwrap();
-        store.put_chunk(input.id, 0, b"{}").await.unwrap();
+        store.put_chunk(input.id, 0, ChunkContent::Bytes(b"{}")).await.unwrap();
         let until = store.now().await.unwrap().after(hour);
         store.complete_file(input.id, 2, Some(until)).await.unwrap();
         let new = batch(&acme, input.id);
@@ -226,7 +226,10 @@ async fn expired_input_is_kept_until_its_batch_is_finished() {
         rig.advance(hour * 2);
         assert_eq!(store.file(&acme, input.id).await.unwrap(), None, "its tenant does not see it");
         assert_eq!(store.sweep_files().await.unwrap(), 0);
-        assert_eq!(store.chunk(input.id, 0).await.unwrap().unwrap(), b"{}");
+        assert_eq!(
+            store.chunk(input.id, 0).await.unwrap().unwrap(),
+            StoredChunk::Bytes(b"{}".to_vec())
+        );
         let mut held = claim(store).await.unwrap();
         held.batch.enter(BatchState::Failed, Timestamp(9));
         assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());

@@ -39,14 +39,12 @@ fn counts(adding: &Adding) -> (u64, u64, u64) {
 
 /// Creates an open batch, with lines of a file or without.
 async fn open(store: &Arc<dyn TestStore>, owner: &Tenant, endpoint: &str, text: &str) -> Batch {
-    let given = file(owner);
-    store.create_file(&given).await.unwrap();
+    let own = file(owner);
+    store.create_file(&own).await.unwrap();
     if !text.is_empty() {
-        store.put_chunk(given.id, 0, text.as_bytes()).await.unwrap();
+        store.put_chunk(own.id, 0, ChunkContent::Bytes(text.as_bytes())).await.unwrap();
     }
-    store.complete_file(given.id, text.len() as u64, None).await.unwrap();
-    let own = StoredFile { size_bytes: text.len() as u64, ..file(owner) };
-    store.create_input(&own, Some(given.id)).await.unwrap();
+    store.complete_file(own.id, text.len() as u64, None).await.unwrap();
     let created_at = store.now().await.unwrap();
     let expires_at = created_at.after(Duration::from_secs(86_400));
     let endpoint = endpoint.to_owned();

@@ -153,7 +153,10 @@ async fn output_and_custom_ids_are_written_under_the_epoch() {
         let stale = claim(store).await.unwrap();
         rig.advance(LEASE);
         let held = claim(store).await.unwrap();
-        let chunk = |bytes: &'static [u8]| FileChunk { file: output.id, number: 0, bytes };
+        let chunk = |bytes: &'static [u8]| {
+            let content = ChunkContent::Bytes(bytes);
+            FileChunk { file: output.id, number: 0, content }
+        };
         let named = |line: u8| NamedLine { name: [line; 16], line: line.into(), key: None };
         let custom_ids = [named(1), named(2)];
         let chunks = [chunk(b"one two")];
@@ -166,7 +169,10 @@ async fn output_and_custom_ids_are_written_under_the_epoch() {
             // Repeated, as after a lost response.
             assert!(store.save_batch(&held, writes).await.unwrap());
         }
-        assert_eq!(store.chunk(output.id, 0).await.unwrap().unwrap(), b"one two");
+        assert_eq!(
+            store.chunk(output.id, 0).await.unwrap().unwrap(),
+            StoredChunk::Bytes(b"one two".to_vec())
+        );
         let known = store.known_custom_ids(new.id, &[[2; 16], [3; 16]]).await.unwrap();
         assert_eq!(known, [([2; 16], 2)]);
         assert!(store.known_custom_ids(BatchId::generate(), &[[2; 16]]).await.unwrap().is_empty());

@@ -212,8 +212,11 @@ pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Renames the output to `OUT.jsonl.old`, or to the first free name of `.old-2`, `.old-3`, …
-pub(crate) fn rename_to_old(output: &Path) -> io::Result<PathBuf> {
+/// Renames an output to `OUT.jsonl.old`, or to the first free name of `.old-2`, `.old-3`, …, which is returned.
+///
+/// # Errors
+/// If it cannot be renamed.
+pub fn rename_to_old(output: &Path) -> io::Result<PathBuf> {
     let mut kept_as = with_suffix(output, ".old");
     let mut number = 2;
     while kept_as.exists() {

@@ -1,4 +1,4 @@
-//! What tests share: Redis, Postgres and browsers on free ports in temporary folders, seeded random
+//! What tests share: Redis, Postgres, S3 and browsers on free ports in temporary folders, seeded random
 //! numbers, and the rule for tests that lack a program.
 //!
 //! A server stops when it is dropped, and the system kills it when the test itself is killed. Start
@@ -6,6 +6,7 @@
 
 mod browser;
 mod cluster;
+mod moto;
 mod port;
 mod postgres;
 mod process;
@@ -15,6 +16,7 @@ mod sentinel;
 
 pub use browser::Browser;
 pub use cluster::{RedisCluster, SlotMove};
+pub use moto::Moto;
 pub use port::Port;
 pub use postgres::Postgres;
 pub use process::Signal;

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use tritmill_queue::{StoreError, Timestamp};
 
-use crate::store::{
-    Batch, FileId, FrontStore,
-    batch_ends::LineEnd,
-    batch_steps::FileChunk,
-    files::{FILE_CHUNK_BYTES, FilePurpose, StoredFile},
-    step_state::{AssemblyState, OutputPart},
+use crate::{
+    file_contents::FileContents,
+    store::{
+        Batch, FileId, FrontStore,
+        batch_ends::LineEnd,
+        batch_steps::FileChunk,
+        files::{ChunkContent, FILE_CHUNK_BYTES, FilePurpose, StoredFile},
+        step_state::{AssemblyState, OutputPart},
+    },
 };
 
 const CHUNK_BYTES: u64 = FILE_CHUNK_BYTES as u64;
@@ -35,13 +38,30 @@ struct Added {
     bytes: Vec<u8>,
 }
 
+/// A chunk with its object, if it has one.
+pub(super) struct Placed<'a> {
+    file: FileId,
+    number: u32,
+    bytes: &'a [u8],
+    object: Option<String>,
+}
+
+impl Placed<'_> {
+    /// Returns the chunk for the store.
+    pub fn chunk(&self) -> FileChunk<'_> {
+        let bytes = ChunkContent::Bytes(self.bytes);
+        let content = self.object.as_deref().map_or(bytes, ChunkContent::Object);
+        FileChunk { file: self.file, number: self.number, content }
+    }
+}
+
 impl Output {
     /// Continues the output of a batch, or begins it. If a file of it was swept, because no step was done for a
     /// long time, it begins again.
-    pub async fn open(store: &Arc<dyn FrontStore>, batch: &Batch) -> Result<Self, StoreError> {
+    pub async fn open(files: &FileContents, batch: &Batch) -> Result<Self, StoreError> {
         let Some(state) = batch.steps.assembly.clone() else { return Ok(Self::default()) };
         let opened =
-            (Added::open(store, state.answers).await?, Added::open(store, state.errors).await?);
+            (Added::open(files, state.answers).await?, Added::open(files, state.errors).await?);
         let (Some(answers), Some(errors)) = opened else {
             tracing::warn!(batch = %batch.id, "unfinished output was swept, writing it again");
             return Ok(Self::default());
@@ -86,21 +106,25 @@ impl Output {
         Ok(())
     }
 
-    /// Returns the chunks with what was added.
-    pub fn chunks(&self) -> Vec<FileChunk<'_>> {
+    /// Returns the chunks with what was added, after their objects are written, if they have any.
+    pub async fn place(&self, files: &FileContents) -> Result<Vec<Placed<'_>>, StoreError> {
         let parts = [(self.state.answers, &self.answers), (self.state.errors, &self.errors)];
-        parts
-            .into_iter()
-            .filter_map(|(part, added)| part.map(|part| added.chunks(part.file)))
-            .flatten()
-            .collect()
+        let mut placed = Vec::new();
+        for (part, added) in parts {
+            let Some(OutputPart { file, .. }) = part else { continue };
+            for (number, bytes) in (added.chunk..).zip(added.bytes.chunks(FILE_CHUNK_BYTES)) {
+                let object = files.place(file, number, bytes).await?;
+                placed.push(Placed { file, number, bytes, object });
+            }
+        }
+        Ok(placed)
     }
 }
 
 impl Added {
     /// Reads the last chunk of a file, which may be incomplete. Returns `None` if the file is gone.
     async fn open(
-        store: &Arc<dyn FrontStore>,
+        files: &FileContents,
         part: Option<OutputPart>,
     ) -> Result<Option<Self>, StoreError> {
         let Some(OutputPart { file, size_bytes }) = part else { return Ok(Some(Self::default())) };
@@ -108,17 +132,11 @@ impl Added {
         let chunk = u32::try_from(size_bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
         // After a whole chunk the one before tells whether the file still exists.
         let last = if rest == 0 { chunk.saturating_sub(1) } else { chunk };
-        let Some(mut bytes) = store.chunk(file, last).await? else { return Ok(None) };
+        let Some(mut bytes) = files.chunk(file, last).await? else { return Ok(None) };
         if bytes.len() < rest {
             return Ok(None);
         }
         bytes.truncate(rest);
         Ok(Some(Self { chunk, bytes }))
-    }
-
-    fn chunks(&self, file: FileId) -> impl Iterator<Item = FileChunk<'_>> {
-        let numbers = self.chunk..;
-        let chunk = move |(number, bytes)| FileChunk { file, number, bytes };
-        numbers.zip(self.bytes.chunks(FILE_CHUNK_BYTES)).map(chunk)
     }
 }

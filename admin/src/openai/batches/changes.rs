@@ -95,7 +95,7 @@ pub(crate) async fn retry(
     }
     let lines = match &request.custom_ids {
         None => RerunLines::Unanswered,
-        Some(names) => chosen_lines(&app.store, &batch, names, request.force).await?,
+        Some(names) => chosen_lines(&app.files, &batch, names, request.force).await?,
     };
     let change = BatchChange::Retry { lines, key };
     Ok(Json(change_of_tenant(&app, &caller, (&batch.tenant, batch.id), change).await?.into()))

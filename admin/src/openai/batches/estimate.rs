@@ -96,7 +96,7 @@ pub(super) async fn read(app: &App, file: &StoredFile, tier: Tier) -> Result<Ask
     let mut number = 0;
     // More than one chunk only if no line ends in it.
     let read = loop {
-        let Some(chunk) = app.store.chunk(file.id, number).await? else { break bytes.len() };
+        let Some(chunk) = app.files.chunk(file.id, number).await? else { break bytes.len() };
         bytes.extend_from_slice(&chunk);
         number += 1;
         let end = bytes.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);

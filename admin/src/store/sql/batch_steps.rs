@@ -131,7 +131,7 @@ async fn write(
     writes: BatchWrites<'_>,
 ) -> Result<(), StoreError> {
     for chunk in writes.chunks {
-        if !files::put(connection, chunk.file, chunk.number, chunk.bytes).await? {
+        if !files::put(connection, chunk.file, chunk.number, chunk.content).await? {
             let problem = "it no longer exists".to_owned();
             return Err(StoreError::InvalidValue { what: "output file", problem });
         }

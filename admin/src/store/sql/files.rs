@@ -6,8 +6,8 @@ use tritmill_queue::{StoreError, Tenant, Timestamp, store::Page};
 
 use super::{Connection, Query, Row, SqlStore, query, rows, storable};
 use crate::store::files::{
-    Completion, FILE_CHUNK_BYTES, FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX,
-    StoredFile, UploadKey,
+    ChunkContent, Completion, FILE_CHUNK_BYTES, FileDeletion, FileId, FilePurpose, Files,
+    INCOMPLETE_MAX, StoredChunk, StoredFile, UploadKey,
 };
 
 /// A complete file that has not expired.
@@ -72,18 +72,6 @@ pub(super) fn create<'q>(store: &SqlStore, new: &'q StoredFile) -> Query<'q> {
     .bind(new.expires_at.map(|at| at.0))
 }
 
-/// Gives a file the content of another one.
-pub(super) async fn copy(
-    connection: &mut Connection,
-    from: FileId,
-    to: FileId,
-) -> Result<(), StoreError> {
-    let copy = "INSERT INTO file_chunks (file_id, number, content)
-        SELECT $2, number, content FROM file_chunks WHERE file_id = $1";
-    query(copy).bind(from.0).bind(to.0).execute(connection).await?;
-    Ok(())
-}
-
 /// Appends lines to a complete file. Returns false, and appends nothing, if it would be too large.
 pub(super) async fn append_lines<'a>(
     connection: &mut Connection,
@@ -145,15 +133,22 @@ pub(super) async fn put(
     connection: &mut Connection,
     id: FileId,
     number: u32,
-    bytes: &[u8],
+    content: ChunkContent<'_>,
 ) -> Result<bool, StoreError> {
-    let put = query(PUT_CHUNK).bind(id.0).bind(i64::from(number)).bind(bytes);
-    Ok(put.execute(connection).await?.rows_affected() == 1)
+    Ok(put_chunk(id, number, content).execute(connection).await?.rows_affected() == 1)
 }
 
-const PUT_CHUNK: &str = "INSERT INTO file_chunks (file_id, number, content)
-    SELECT id, $2, $3 FROM files WHERE id = $1 AND size_bytes IS NULL
-    ON CONFLICT (file_id, number) DO UPDATE SET content = excluded.content";
+fn put_chunk<'q>(id: FileId, number: u32, content: ChunkContent<'q>) -> Query<'q> {
+    let (bytes, object) = match content {
+        ChunkContent::Bytes(bytes) => (bytes, None),
+        ChunkContent::Object(name) => (&[][..], Some(name)),
+    };
+    query(PUT_CHUNK).bind(id.0).bind(i64::from(number)).bind(bytes).bind(object)
+}
+
+const PUT_CHUNK: &str = "INSERT INTO file_chunks (file_id, number, content, object)
+    SELECT id, $2, $3, $4 FROM files WHERE id = $1 AND size_bytes IS NULL
+    ON CONFLICT (file_id, number) DO UPDATE SET content = excluded.content, object = excluded.object";
 
 /// Takes a key for a file, unless a file that is there has it.
 const TAKE_KEY: &str = concat!(
@@ -177,9 +172,13 @@ impl Files for SqlStore {
         file(&self.fetch_one(create(self, new)).await?)
     }
 
-    async fn put_chunk(&self, id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError> {
-        let put = query(PUT_CHUNK);
-        self.execute(put.bind(id.0).bind(i64::from(number)).bind(bytes)).await.map(drop)
+    async fn put_chunk(
+        &self,
+        id: FileId,
+        number: u32,
+        content: ChunkContent<'_>,
+    ) -> Result<(), StoreError> {
+        self.execute(put_chunk(id, number, content)).await.map(drop)
     }
 
     async fn complete_file(
@@ -245,10 +244,28 @@ impl Files for SqlStore {
         self.fetch_all(found).await?.iter().map(file).collect()
     }
 
-    async fn chunk(&self, id: FileId, number: u32) -> Result<Option<Vec<u8>>, StoreError> {
-        let found = query("SELECT content FROM file_chunks WHERE file_id = $1 AND number = $2");
+    async fn chunk(&self, id: FileId, number: u32) -> Result<Option<StoredChunk>, StoreError> {
+        let found =
+            query("SELECT content, object FROM file_chunks WHERE file_id = $1 AND number = $2");
         let row = self.fetch_optional(found.bind(id.0).bind(i64::from(number))).await?;
-        row.map(|row| rows::get(&row, "content")).transpose()
+        row.map(|row| match rows::get::<Option<String>>(&row, "object")? {
+            Some(name) => Ok(StoredChunk::Object(name)),
+            None => Ok(StoredChunk::Bytes(rows::get(&row, "content")?)),
+        })
+        .transpose()
+    }
+
+    async fn chunk_objects(&self, id: FileId) -> Result<Option<Vec<String>>, StoreError> {
+        let found = query(
+            "SELECT object FROM files LEFT JOIN file_chunks ON file_id = id AND object IS NOT NULL
+             WHERE id = $1",
+        );
+        let found = self.fetch_all(found.bind(id.0)).await?;
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let names = found.iter().filter_map(|row| rows::get(row, "object").transpose());
+        names.collect::<Result<_, _>>().map(Some)
     }
 
     async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError> {

@@ -56,26 +56,6 @@ fn set_models(batch: &mut Batch, new: &[(usize, &AddedLine)], models_max: usize)
 
 #[async_trait]
 impl OpenBatches for SqlStore {
-    async fn create_input(
-        &self,
-        file: &StoredFile,
-        from: Option<FileId>,
-    ) -> Result<(), StoreError> {
-        self.within(async {
-            let mut tx = self.begin().await?;
-            files::create(self, file).execute(&mut *tx).await?;
-            if let Some(from) = from {
-                files::copy(&mut tx, from, file.id).await?;
-            }
-            files::complete(file.id, file.size_bytes, file.expires_at).execute(&mut *tx).await?;
-            // Its last line gets an end: what follows must not change the numbers of lines.
-            files::append_lines(&mut tx, file.id, std::iter::empty(), u64::MAX).await?;
-            tx.commit().await?;
-            Ok(())
-        })
-        .await
-    }
-
     async fn add_lines(
         &self,
         tenant: &Tenant,

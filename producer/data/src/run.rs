@@ -1,0 +1,373 @@
+//! [`DataRun`]: a batch run over any source and sink, as a run over local files of lines.
+//!
+//! A folder beside the output (`OUT.tritmill-data`) keeps what a run needs to continue:
+//!
+//! - `input.jsonl`: the source as lines of a batch, written once and again when the source changed;
+//! - `carried.jsonl`: what each row carries to its answer;
+//! - `answers.jsonl`: the answers, in the order of the rows, and the state of the run itself;
+//! - `run.json`: what the files were made of.
+//!
+//! The sink is written from them when all lines are answered. A sink of plain local lines needs no second copy, if the
+//! rows carry nothing: the run writes there itself.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::runtime::Handle;
+
+use crate::{
+    Address, Columns, DataError, Encoding, Format,
+    sink::{Answers, Sink},
+    source::{self, SourceFile},
+    spool::{Spool, Spooled},
+};
+
+/// Suffix of the folder of a run.
+const FOLDER: &str = ".tritmill-data";
+
+/// Source and sink of a run.
+#[derive(Debug, Clone)]
+pub struct DataSettings {
+    /// The source.
+    pub input: Address,
+    /// The sink.
+    pub output: Address,
+    /// The form of the source, if its name does not tell it.
+    pub input_format: Option<Format>,
+    /// The form of the sink, if its name does not tell it.
+    pub output_format: Option<Format>,
+    /// Files of a folder to read, such as `train`.
+    pub split: Option<String>,
+    /// How rows become requests.
+    pub columns: Columns,
+    /// Folder of the state, instead of beside the output.
+    pub state: Option<PathBuf>,
+    /// Whether to forget an earlier run.
+    pub restart: bool,
+}
+
+impl DataSettings {
+    /// Returns whether source and sink are plain local lines, which need none of this.
+    pub fn is_plain(&self) -> bool {
+        !self.has_rows()
+            && match &self.input {
+                Address::Stdio => true,
+                Address::Path(path) => !path.is_dir() && is_plain_file(path),
+                Address::Http(_) | Address::Object { .. } => false,
+            }
+            && self.has_plain_sink()
+    }
+
+    fn has_plain_sink(&self) -> bool {
+        let name = self.output.name().to_ascii_lowercase();
+        let format = self.output_format.or_else(|| Format::of_name(&name));
+        !self.output.is_remote()
+            && format.unwrap_or(Format::Lines) == Format::Lines
+            && Encoding::of_name(&name).1 == Encoding::Plain
+    }
+
+    /// Returns whether the source has rows instead of lines of a batch.
+    fn has_rows(&self) -> bool {
+        let name = self.input.name();
+        let format = self.input_format.or_else(|| Format::of_name(name)).unwrap_or(Format::Lines);
+        let is_folder = match &self.input {
+            Address::Path(path) => path.is_dir(),
+            _ => false,
+        };
+        let Columns { prompt, id, body, .. } = &self.columns;
+        let is_told = prompt.is_some() || id.is_some() || !body.is_empty();
+        format != Format::Lines || is_folder || is_told
+    }
+}
+
+/// Returns whether a file is not compressed. What cannot be read is the run's to report.
+fn is_plain_file(path: &Path) -> bool {
+    use io::Read as _;
+    // A pipe can be read only once.
+    if !path.is_file() {
+        return true;
+    }
+    let mut begin = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(4).read_to_end(&mut begin));
+    read.is_err() || Encoding::of_begin(&begin) == Encoding::Plain
+}
+
+/// What the files of a run were made of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Record {
+    input: String,
+    output: String,
+    /// Versions of the files, and how rows become requests; null if a version is not known.
+    made_of: serde_json::Value,
+    lines: u64,
+    is_whole: bool,
+    is_written: bool,
+}
+
+/// A run over any source and sink. Its folder is locked.
+#[derive(Debug)]
+pub struct DataRun {
+    settings: DataSettings,
+    sink: Sink,
+    folder: PathBuf,
+    record: Record,
+    has_own_output: bool,
+    ended: Option<DataError>,
+    /// Held until the run ends. The system releases it when the process dies.
+    _lock: File,
+    /// A folder that lasts as long as the run.
+    _temporary: Option<TempDir>,
+}
+
+impl DataRun {
+    /// Reads the source into local files, unless an earlier run did. `report` gets the rows read so far.
+    ///
+    /// # Errors
+    /// [`DataError`]; what an earlier run answered is kept.
+    pub fn open(
+        settings: DataSettings,
+        runtime: &Handle,
+        report: &mut dyn FnMut(u64),
+    ) -> Result<Self, DataError> {
+        let sink = Sink::of(settings.output.clone(), settings.output_format)?;
+        let mut files = source::files(
+            &settings.input,
+            settings.input_format,
+            settings.split.as_deref(),
+            runtime,
+        )?;
+        if let Address::Path(output) = &settings.output
+            && let Ok(output) = output.canonicalize()
+        {
+            // An output in the folder of the source is left out.
+            let is_output = |file: &SourceFile| {
+                file.path().and_then(|path| path.canonicalize().ok()).as_ref() == Some(&output)
+            };
+            if files.len() == 1 && is_output(&files[0]) {
+                let (address, problem) = (settings.output.to_string(), "it is IN".to_owned());
+                return Err(DataError::Sink { address, problem });
+            }
+            files.retain(|file| !is_output(file));
+        }
+        let has_rows = settings.has_rows()
+            || files.len() > 1
+            || files.iter().any(|file| file.format != Format::Lines);
+        let columns = has_rows.then_some(&settings.columns);
+        let (folder, temporary) = place(&settings)?;
+        let failed = |source| DataError::Write { path: folder.clone(), source };
+        let is_first = !folder.exists();
+        fs::create_dir_all(&folder).map_err(failed)?;
+        let lock = lock(&folder)?;
+        if settings.restart {
+            forget(&folder).map_err(failed)?;
+        }
+        let read = read(&settings, &folder, &mut files, columns, runtime, report);
+        if read.is_err() && is_first {
+            // Nothing was read, and nothing is left.
+            fs::remove_dir_all(&folder).map_err(failed)?;
+        }
+        let (record, ended) = read?;
+        save(&folder, &record).map_err(failed)?;
+        let has_own_output = has_rows || !settings.has_plain_sink();
+        let (_lock, _temporary) = (lock, temporary);
+        Ok(Self { settings, sink, folder, record, has_own_output, ended, _lock, _temporary })
+    }
+
+    /// Returns the lines to answer.
+    pub fn input(&self) -> PathBuf {
+        self.folder.join("input.jsonl")
+    }
+
+    /// Returns the file for the answers. If it is the run's own, they must be in the order of the lines, and
+    /// [`finish`](Self::finish) takes them to the sink.
+    pub fn output(&self) -> PathBuf {
+        match (&self.settings.output, self.has_own_output) {
+            (Address::Path(path), false) => path.clone(),
+            (Address::Stdio, false) => "-".into(),
+            _ => self.folder.join("answers.jsonl"),
+        }
+    }
+
+    /// Returns whether the answers are written to the sink by [`finish`](Self::finish).
+    pub fn has_own_output(&self) -> bool {
+        self.has_own_output
+    }
+
+    /// Returns why the source ended in the middle, if it did, and how many lines it gave.
+    pub fn take_ended(&mut self) -> Option<(DataError, u64)> {
+        let lines = self.record.lines;
+        self.ended.take().map(|ended| (ended, lines))
+    }
+
+    /// Takes the answers to the sink. Returns the new name of a file that was there before.
+    ///
+    /// # Errors
+    /// [`DataError`] if they cannot be written; the next run tries again.
+    pub fn finish(&mut self, runtime: &Handle) -> Result<Option<PathBuf>, DataError> {
+        if !self.has_own_output {
+            return Ok(None);
+        }
+        let (lines, carried) = (self.output(), self.folder.join("carried.jsonl"));
+        let answers = Answers { lines: &lines, carried: &carried };
+        let temporary = self.folder.join("sink");
+        let old = self.sink.write(answers, runtime, &temporary, !self.record.is_written)?;
+        self.record.is_written = true;
+        let failed = |source| DataError::Write { path: self.folder.clone(), source };
+        save(&self.folder, &self.record).map_err(failed)?;
+        Ok(old)
+    }
+}
+
+/// Reads the source, unless an earlier run did and it has not changed.
+fn read(
+    settings: &DataSettings,
+    folder: &Path,
+    files: &mut [SourceFile],
+    columns: Option<&Columns>,
+    runtime: &Handle,
+    report: &mut dyn FnMut(u64),
+) -> Result<(Record, Option<DataError>), DataError> {
+    let (input, output) = (settings.input.to_string(), settings.output.to_string());
+    let earlier = load(folder);
+    let earlier = earlier.map_err(|source| DataError::Write { path: folder.to_owned(), source })?;
+    if let Some(was) = &earlier
+        && (&was.input, &was.output) != (&input, &output)
+    {
+        let was = format!("a run from {} to {}", was.input, was.output);
+        return Err(DataError::OtherRun { path: folder.to_owned(), was });
+    }
+    let is_written = earlier.as_ref().is_some_and(|earlier| earlier.is_written);
+    let made_of = made_of(files, columns);
+    match earlier {
+        Some(was) if was.is_whole && !made_of.is_null() && was.made_of == made_of => {
+            report(was.lines);
+            Ok((was, None))
+        }
+        earlier => {
+            let spooled = respool(folder, files, columns, runtime, report, earlier)?;
+            let Spooled { lines, ended } = spooled;
+            let is_whole = ended.is_none();
+            Ok((Record { input, output, made_of, lines, is_whole, is_written }, ended))
+        }
+    }
+}
+
+/// Chooses the folder: in `--state`, beside a local output or input, or else in the current folder.
+fn place(settings: &DataSettings) -> Result<(PathBuf, Option<TempDir>), DataError> {
+    let DataSettings { input, output, state, .. } = settings;
+    let is_file = |path: &&PathBuf| !path.exists() || path.is_file() || path.is_dir();
+    let file_of = |address: &Address| match address {
+        Address::Path(path) => Some(path).filter(is_file).cloned(),
+        _ => None,
+    };
+    let named = [output, input]
+        .map(Address::name)
+        .into_iter()
+        .find(|name| !name.is_empty() && *name != "-");
+    let base = match state {
+        Some(folder) => folder.join(named.unwrap_or("stdin")),
+        None => match file_of(output)
+            .or_else(|| (!output.is_remote()).then(|| file_of(input)).flatten())
+        {
+            Some(path) => path,
+            None if named.is_some() => PathBuf::from(named.unwrap_or_default()),
+            None => {
+                let failed = |source| DataError::Write { path: std::env::temp_dir(), source };
+                let folder = TempDir::new().map_err(failed)?;
+                return Ok((folder.path().to_owned(), Some(folder)));
+            }
+        },
+    };
+    let mut folder = base.into_os_string();
+    folder.push(FOLDER);
+    Ok((folder.into(), None))
+}
+
+fn lock(folder: &Path) -> Result<File, DataError> {
+    let path = folder.join("lock");
+    let failed = |source| DataError::Write { path: path.clone(), source };
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(DataError::Locked(folder.to_owned())),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+/// Deletes what was made of the source; the state of the run itself is deleted by the run.
+fn forget(folder: &Path) -> io::Result<()> {
+    for name in ["run.json", "input.jsonl", "carried.jsonl"] {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn load(folder: &Path) -> io::Result<Option<Record>> {
+    match fs::read(folder.join("run.json")) {
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn save(folder: &Path, record: &Record) -> io::Result<()> {
+    let temporary = folder.join("run.json.tmp");
+    let mut file = File::create(&temporary)?;
+    file.write_all(&serde_json::to_vec(record)?)?;
+    file.sync_all()?;
+    fs::rename(&temporary, folder.join("run.json"))?;
+    File::open(folder)?.sync_all()
+}
+
+/// Returns what the lines depend on; null if a file does not tell its version.
+fn made_of(files: &[SourceFile], columns: Option<&Columns>) -> serde_json::Value {
+    let known: Option<Vec<_>> =
+        files.iter().map(|file| file.version.as_ref().map(|v| [&file.name, v])).collect();
+    let Some(known) = known else { return serde_json::Value::Null };
+    let how = columns.map(|columns| {
+        let Columns { prompt, id, endpoint, body } = columns;
+        json!([prompt, id, format!("{endpoint:?}"), body])
+    });
+    json!([known, how])
+}
+
+/// Writes the source to files of another name, which take the place of those of an earlier run.
+fn respool(
+    folder: &Path,
+    files: &mut [SourceFile],
+    columns: Option<&Columns>,
+    runtime: &Handle,
+    report: &mut dyn FnMut(u64),
+    earlier: Option<Record>,
+) -> Result<Spooled, DataError> {
+    let [lines, carried] = ["input", "carried"].map(|name| folder.join(format!("{name}.tmp")));
+    let spool = Spool { runtime, folder, lines: &lines, carried: &carried };
+    let Spooled { lines: count, ended } = spool.write(files, columns, report)?;
+    let ended = match (ended, earlier) {
+        // An answered row is not forgotten because this time the source ended before it.
+        (Some(cause), Some(was)) if was.lines > count => {
+            return Err(DataError::Shorter {
+                cause: Box::new(cause),
+                lines: count,
+                earlier: was.lines,
+            });
+        }
+        (ended, _) => ended,
+    };
+    let failed = |source| DataError::Write { path: folder.to_owned(), source };
+    // Until both are in place, the record is not true.
+    forget(folder).map_err(failed)?;
+    fs::rename(&carried, folder.join("carried.jsonl")).map_err(failed)?;
+    fs::rename(&lines, folder.join("input.jsonl")).map_err(failed)?;
+    Ok(Spooled { lines: count, ended })
+}

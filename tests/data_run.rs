@@ -1,0 +1,92 @@
+//! `tritmill batch run` from and to an object store, as a process.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use tritmill_servers::Moto;
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/engine/tests/golden/bitnet-tiny");
+const WITNESS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/producer/data/tests/golden/pyarrow.parquet");
+
+fn run(folder: &Path, moto: Option<&Moto>, input: &str, output: &str, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tritmill"))
+        .current_dir(folder)
+        .args(["batch", "run", input, "-o", output, "--model", MODEL])
+        .args(["--body", r#"{"max_tokens": 3, "ignore_eos": true}"#])
+        .args(more)
+        .env_remove("REDIS_URL")
+        .env_remove("DATABASE_URL")
+        .envs(moto.map(Moto::variables).into_iter().flatten())
+        .output()
+        .unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn rows_of_a_bucket_are_answered_into_a_bucket_and_kept_rights_are_named() {
+    if Moto::program().is_none() {
+        return tritmill_servers::skip("moto_server (cargo xtask test installs it)");
+    }
+    let moto = Moto::start(&["data"]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let go = |input: &str, output: &str, more: &[&str]| {
+        run(folder.path(), Some(&moto), input, output, more)
+    };
+    // To the bucket, as a table of answers of the witness; one row has no question.
+    let options = ["--prompt-column", "question", "--id-column", "id", "--json"];
+    let first = go(WITNESS, "s3://data/set/train-0.parquet", &options);
+    assert_eq!(first.status.code(), Some(2), "{}", stderr(&first));
+    let again = go(WITNESS, "s3://data/set/train-0.parquet", &options);
+    let summary: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!((&summary["resumed"], &summary["tokens"]), (&6.into(), &0.into()), "{summary}");
+
+    // From the folder of the bucket, to a local file.
+    let options = ["--prompt-column", "content", "--id-column", "custom_id"];
+    let second = go("s3://data/set/", "out.csv", &options);
+    assert_eq!(second.status.code(), Some(2), "{}", stderr(&second));
+    let text = fs::read_to_string(folder.path().join("out.csv")).unwrap();
+    assert_eq!(text.lines().count(), 7, "{text}");
+    let fourth = text.lines().nth(4).unwrap();
+    assert!(fourth.starts_with("3,") && fourth.contains(",0.75,"), "{fourth}");
+
+    let missing = go("s3://data/none.csv", "none.jsonl", &[]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(stderr(&missing).contains("nothing is at s3://data/none.csv"), "{}", stderr(&missing));
+    moto.require_rights().unwrap();
+    let refused = go("s3://data/set/", "refused.jsonl", &[]);
+    let message = stderr(&refused);
+    assert!(message.contains("no right to use s3://data/set/"), "{message}");
+    assert!(message.contains("AWS_ACCESS_KEY_ID"), "{message}");
+}
+
+#[test]
+fn lines_go_in_and_out_compressed_and_schemes_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let line =
+        |id| format!("{{\"custom_id\": \"{id}\", \"prompt\": \"hi {id}\", \"max_tokens\": 2}}\n");
+    fs::write(folder.path().join("in.jsonl"), line("a") + &line("b")).unwrap();
+    let plain = Command::new(env!("CARGO_BIN_EXE_tritmill"))
+        .current_dir(folder.path())
+        .args(["batch", "run", "in.jsonl", "-o", "out.jsonl.zst", "--model", MODEL])
+        .output()
+        .unwrap();
+    assert_eq!(plain.status.code(), Some(0), "{}", stderr(&plain));
+    let read = run(folder.path(), None, "out.jsonl.zst", "-", &["--prompt-column", "custom_id"]);
+    assert_eq!(read.status.code(), Some(0), "{}", stderr(&read));
+    let answers = String::from_utf8(read.stdout).unwrap();
+    assert_eq!(answers.lines().count(), 2, "{answers}");
+    assert!(answers.contains("\"row\":{\"id\":\"batch_req_"), "{answers}");
+
+    let unknown = run(folder.path(), None, "ftp://h/in.csv", "out.jsonl", &[]);
+    assert!(stderr(&unknown).contains("unknown scheme 'ftp'"), "{}", stderr(&unknown));
+}
