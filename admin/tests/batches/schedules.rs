@@ -57,7 +57,7 @@ async fn each_run_creates_one_batch_and_missed_runs_are_counted() {
         let owner = Tenant("acme".into());
         let input = file(&owner);
         store.create_file(&input).await.unwrap();
-        store.put_chunk(input.id, 0, b"{}\n").await.unwrap();
+        store.put_chunk(input.id, 0, ChunkContent::Bytes(b"{}\n")).await.unwrap();
         store.complete_file(input.id, 3, None).await.unwrap();
         let schedule = every_hour(&rig, &owner, input.id).await;
         let (one, two) = (scheduler(&rig), scheduler(&rig));
