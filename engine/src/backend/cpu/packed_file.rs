@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     files::{FileState, Fingerprint, Model, ModelError, roles::linears},
-    formats::Format,
+    formats::{Format, memory::MappedFile},
     kernels::screen,
 };
 
@@ -222,6 +222,40 @@ pub(crate) fn recall_fingerprint(model: &Model, format: Format, head: HeadMode) 
     if let Some((_, head)) = file.and_then(|file| file.open().ok().flatten()) {
         model.set_fingerprint(Fingerprint::from_bytes(head.index.fingerprint));
     }
+}
+
+/// The experts in the packed file of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertsInFile {
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes that the system has in memory now; `None` if it does not say.
+    pub resident_bytes: Option<u64>,
+}
+
+/// Returns what a model's packed file has of experts; `None` without experts or such a file.
+pub(crate) fn experts_in_file(
+    model: &Model,
+    format: Format,
+    head: HeadMode,
+) -> Option<ExpertsInFile> {
+    let config = model.config();
+    config.experts.as_ref()?;
+    let (file, head) = PackedFile::locate(model, format, head)?.open().ok()??;
+    let map = MappedFile::open(&file).ok()?;
+    let mut places = head.places();
+    let mut found = ExpertsInFile { bytes: 0, resident_bytes: Some(0) };
+    for ((_, linear), scale) in linears(config).zip(&head.index.scales.linears) {
+        // The trits, and the scales of groups.
+        for place in places.by_ref().take(1 + usize::from(scale.group.is_some())) {
+            if linear.is_of_experts() {
+                found.bytes += place.len() as u64;
+                let resident = map.resident_bytes(place).map(|bytes| bytes as u64);
+                found.resident_bytes = found.resident_bytes.zip(resident).map(|(a, b)| a + b);
+            }
+        }
+    }
+    Some(found)
 }
 
 /// How weights are packed, and where they are.

@@ -12,7 +12,7 @@
 //! A piece is a mebibyte of a section, or what is left of it. Sections are read in the order in which they were written,
 //! their pieces on rayon's threads. They are written before all else, so that a model can be packed one layer at a time.
 
-use std::{fs::File, io, os::unix::fs::FileExt as _};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _};
 
 use bytemuck::Pod;
 use rayon::prelude::*;
@@ -277,6 +277,16 @@ impl Head {
             return Err(Damaged::Index);
         }
         Ok(Self { index, hashes, len: before + hash_bytes })
+    }
+
+    /// Returns where the sections lie in the file, in order.
+    pub fn places(&self) -> impl Iterator<Item = Range<usize>> {
+        let place = |start: &mut usize, len: &u64| {
+            let place = *start..start.saturating_add(*len as usize);
+            *start = place.end.checked_next_multiple_of(64)?;
+            Some(place)
+        };
+        self.index.sections.iter().scan(self.len as usize, place)
     }
 }
 

@@ -233,8 +233,15 @@ fn experts_may_stay_in_the_file() {
     let (kept_at, inode) = kept(&folder).pop_first().expect("a file");
     let on = load_at_least(0, open(), packing(format, head)).expect("a good model");
     assert_eq!((mapped_experts(&on).0, kept(&folder)[&kept_at]), (0, inode), "the same file");
+    let held = experts_in_file(&open(), format, head).expect("it has a packed file");
+    let expected = memory::expert_bytes(in_memory.config(), format) as u64;
+    assert_eq!(held.bytes, expected);
+    if cfg!(target_os = "linux") {
+        assert_eq!(held.resident_bytes, Some(expected), "they were just written");
+    }
     // Small models have no packed file, and stay in memory.
     fs::remove_file(&kept_at).expect("removed");
+    assert_eq!(experts_in_file(&open(), format, head), None);
     let small = load(open(), in_file).expect("a good model");
     assert_eq!(mapped_experts(&small).0, 0);
 
