@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use tritmill_engine::{
+    backend::cpu::PackedCache,
     files::Model,
     load::{self, EngineOptions, MemoryNeed},
 };
@@ -40,6 +41,11 @@ impl Budget {
         Self { bytes: option.memory.or_else(available), is_given: option.memory.is_some() }
     }
 
+    /// Returns most of the memory that is available now.
+    pub fn available() -> Self {
+        Self::from_option(&MemoryOption { memory: None })
+    }
+
     /// Chooses the KV memory of each model, where the options leave it open. Returns the complete options and the
     /// memory that each model takes. If all models fit together, they share what is left; else each one fits alone.
     ///
@@ -47,8 +53,10 @@ impl Budget {
     /// [`load::OverBudget`] if a model does not fit alone.
     pub fn fit(&self, models: &[Candidate<'_>]) -> anyhow::Result<Vec<(EngineOptions, u64)>> {
         let budget = self.bytes.unwrap_or(u64::MAX);
+        let placed = |candidate| Candidate { options: self.place_experts(candidate), ..*candidate };
+        let models: Vec<Candidate<'_>> = models.iter().map(placed).collect();
         let mut demands = Vec::new();
-        for candidate in models {
+        for candidate in &models {
             let least = candidate.need(load::kv_bytes_min(candidate.model, &candidate.options));
             let fits = least.check(budget).context(HELP);
             fits.with_context(|| format!("model {} does not fit", candidate.name))?;
@@ -68,6 +76,34 @@ impl Budget {
             (candidate.with_kv(of_one), candidate.need(of_one).total())
         };
         Ok(models.iter().zip(kv_bytes).map(with).collect())
+    }
+}
+
+impl Budget {
+    /// Returns a model's options. If a packed file is in use, and the model fits only without its experts, they stay in that file.
+    ///
+    /// Where they fit they are in memory: in huge pages, and out of reach of what other programs read, which would make steps slow
+    /// at any time.
+    pub fn place_experts(&self, candidate: &Candidate<'_>) -> EngineOptions {
+        let Candidate { name, model, options, device_count } = *candidate;
+        let in_file = EngineOptions { packed_cache: PackedCache::Mapped, ..options };
+        let is_open = options.packed_cache == PackedCache::On && options.device.is_cpu();
+        let experts = load::expert_bytes(model, &options).filter(|_| is_open);
+        let (Some(experts), Some(budget)) = (experts, self.bytes) else { return options };
+        let fits = |options| {
+            let candidate = Candidate { name, model, options, device_count };
+            candidate.need(load::kv_bytes_min(model, &options)).check(budget).is_ok()
+        };
+        if fits(options) || !fits(in_file) {
+            return options;
+        }
+        tracing::info!(
+            model = name,
+            expert_bytes = experts.all,
+            budget_bytes = budget,
+            "experts stay in the packed file: they do not fit in memory"
+        );
+        in_file
     }
 }
 
@@ -140,6 +176,32 @@ mod tests {
         assert_eq!(share(100, &[demand(60, 5, 500), demand(50, 5, 10)]), [40, 10]);
         assert_eq!(share(100, &[demand(10, 90, 90), demand(10, 5, 500)]), [90, 90]);
         assert_eq!(share(u64::MAX, &[demand(10, 5, 7), demand(10, 5, 8)]), [7, 8]);
+    }
+
+    #[test]
+    fn experts_stay_in_their_file_where_they_do_not_fit_in_memory() {
+        let golden = "engine/tests/golden/maple-tiny/maple-tiny-tq2_0.gguf";
+        let open = |name: &str| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+            Model::open(&path).expect("a golden model")
+        };
+        let chosen = |model: &Model, packed_cache, less: u64| {
+            let threads = std::num::NonZeroUsize::new(1);
+            let options = EngineOptions { threads, packed_cache, ..Default::default() };
+            let candidate = Candidate { name: "maple", model, options, device_count: 1 };
+            let all = candidate.need(load::kv_bytes_min(model, &options)).total();
+            let budget = Budget { bytes: Some(all - less), is_given: false };
+            let fitted = budget.fit(&[candidate]);
+            fitted.map(|fitted| fitted[0].0.packed_cache).ok()
+        };
+        let (on, off, mapped) = (PackedCache::On, PackedCache::Off, PackedCache::Mapped);
+        let model = open(golden);
+        assert_eq!(chosen(&model, on, 0), Some(on));
+        assert_eq!(chosen(&model, on, 1), Some(mapped));
+        assert_eq!(chosen(&model, off, 1), None, "without a file to stay in");
+        let experts = load::expert_bytes(&model, &EngineOptions::default()).expect("experts");
+        assert_eq!(chosen(&model, on, experts.all + 1), None, "the rest does not fit either");
+        assert_eq!(chosen(&open("engine/tests/golden/bitnet-tiny"), on, 1), None);
     }
 
     #[test]

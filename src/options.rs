@@ -144,8 +144,9 @@ pub struct RunOptions {
     )]
     pub gpu_disable: FeatureSet,
     /// Packed weights beside the model, in the folder .tritmill: written at the first start, read at the next ones, which
-    /// are several times as fast. They take as much of the disk as of the memory, and can be deleted at any time. mapped: as
-    /// on, but the experts of a mixture stay in that file, of which the system keeps in memory what it has room for (slower)
+    /// are several times as fast. They take as much of the disk as of the memory, and can be deleted at any time. The experts of a
+    /// mixture stay in that file where they do not fit in memory, and always with mapped: the system keeps in memory what it has room
+    /// for
     #[arg(long, default_value = "on", value_parser = one_of::<PackedCache>(&["on", "off", "mapped"]))]
     pub packed_cache: PackedCache,
 }

@@ -7,7 +7,8 @@ use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 pub use devices::{DeviceChoice, Devices, DevicesError};
 pub use memory::{
-    ExpertBytes, MemoryNeed, OverBudget, expert_bytes, kv_bytes_min, memory_needed, numerics_class,
+    ExpertBytes, ExpertsInFile, MemoryNeed, OverBudget, expert_bytes, experts_in_file,
+    kv_bytes_min, memory_needed, numerics_class,
 };
 
 use tritmill_grammar::{Compiler, GrammarError, Word};

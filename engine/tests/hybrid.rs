@@ -208,11 +208,21 @@ fn forks_have_the_same_answers_and_compute_no_token_again() {
         engine.fork_request(id, kind).unwrap();
     }
     let mut fork = engine.fork(Fork::Deep).unwrap();
-    assert!(engine.fork(Fork::Shared).is_err());
+    let mut shared = engine.fork(Fork::Shared).unwrap();
+    // In turns, then after the end of the one that had the slots first.
+    shared.step(Instant::now());
+    engine.step(Instant::now());
+    let mut of_shared = shared.fork(Fork::Shared).unwrap();
+    drop(engine.fork(Fork::Shared).unwrap());
     let (of_original, of_fork) = (finished(&mut engine), finished(&mut fork));
+    let prefilled = engine.stats().prefill_tokens;
+    drop(engine);
+    assert_eq!(of_original, finished(&mut shared));
+    assert_eq!(of_original, finished(&mut of_shared));
+    assert_eq!((shared.stats().prefill_tokens, shared.stats().blocks_used), (0, 0));
     assert!(of_original.len() == 3 && of_original.iter().all(|tokens| *tokens == of_original[0]));
     assert_eq!(of_original, of_fork);
-    assert_eq!(engine.stats().prefill_tokens, 40, "of the first request alone");
+    assert_eq!(prefilled, 40, "of the first request alone");
     assert_eq!(fork.stats().prefill_tokens, 0);
 }
 

@@ -18,6 +18,7 @@ use tritmill_engine::{
 };
 
 use crate::{
+    memory::{Budget, Candidate},
     options::{ModelOption, RunOptions},
     output,
 };
@@ -198,6 +199,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         grammar.map(|grammar| load::grammars(&model)?.compile(&grammar)).transpose()?;
     let prompt = arguments.prompt.tokens(&model, arguments.chat)?;
     let options = load::EngineOptions { max_sequences: 1, ..arguments.run.engine_on_one()? };
+    let candidate = Candidate { name: model.name(), model: &model, options, device_count: 1 };
+    let options = Budget::available().place_experts(&candidate);
     let mut engine = load::engine(&model, &options)?;
     let sampling = arguments.sampling.params();
     let request = Request { prompt, sampling, constraint, ..Request::default() };

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tritmill_engine::{
     config::Multipliers,
     files::{self, Inspection},
-    load::{self, EngineOptions, ExpertBytes},
+    load::{self, EngineOptions, ExpertBytes, ExpertsInFile},
 };
 
 use crate::{options::ModelOption, output};
@@ -38,7 +38,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         kernels: options.kernels(),
         numerics_class: load::numerics_class(&model, &options)?,
         weight_memory_bytes: load::memory_needed(&model, &options).weights,
-        experts: load::expert_bytes(&model, &options).map(Experts::from),
+        experts: load::expert_bytes(&model, &options).map(|bytes| {
+            let in_file = load::experts_in_file(&model, &options);
+            Experts::new(bytes, in_file)
+        }),
     };
     if arguments.json {
         output::json(serde_json::to_value(Whole { inspection: &inspection, run: &run })?)?;
@@ -65,11 +68,22 @@ struct Run {
 struct Experts {
     memory_bytes: u64,
     memory_bytes_per_token: u64,
+    /// Those in the packed file, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packed_file_bytes: Option<u64>,
+    /// What the system has of that in memory now, if it says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packed_file_resident_bytes: Option<u64>,
 }
 
-impl From<ExpertBytes> for Experts {
-    fn from(ExpertBytes { all, of_token }: ExpertBytes) -> Self {
-        Self { memory_bytes: all, memory_bytes_per_token: of_token }
+impl Experts {
+    fn new(ExpertBytes { all, of_token }: ExpertBytes, in_file: Option<ExpertsInFile>) -> Self {
+        Self {
+            memory_bytes: all,
+            memory_bytes_per_token: of_token,
+            packed_file_bytes: in_file.map(|experts| experts.bytes),
+            packed_file_resident_bytes: in_file.and_then(|experts| experts.resident_bytes),
+        }
     }
 }
 
@@ -119,6 +133,12 @@ fn print(model: &Inspection, run: &Run) -> anyhow::Result<()> {
         let text =
             format!("{count} a layer, {used} a token: {all} of the weights, {of_token} a token");
         field("experts", text)?;
+        if let Some(bytes) = sizes.packed_file_bytes {
+            let (bytes, resident) =
+                (output::bytes(bytes), sizes.packed_file_resident_bytes.map(output::bytes));
+            let resident = resident.map_or(String::new(), |part| format!(", {part} in memory now"));
+            field("packed file", format!("{bytes} of experts{resident}"))?;
+        }
     }
     field("activations", run.activations.clone())?;
     field("kernels", run.kernels.clone())?;

@@ -8,6 +8,7 @@ pub(crate) mod logits;
 mod positions;
 mod rope_scaling;
 mod shared;
+pub(crate) mod slot_sets;
 mod step_row;
 
 pub use logits::{Logits, PositionLogits, ScreenedRow};
@@ -306,6 +307,11 @@ pub trait Recurrent {
     /// Returns the number of bytes of a state.
     fn state_bytes(&self) -> usize;
 
+    /// Returns the backend as one with slots for several engines, if it is one.
+    fn as_slot_sets(&mut self) -> Option<&mut dyn SlotSets> {
+        None
+    }
+
     /// Copies the state in a slot to another one.
     ///
     /// # Errors
@@ -327,6 +333,22 @@ pub trait Recurrent {
     /// # Panics
     /// If `content` has not [`state_bytes`](Self::state_bytes) bytes.
     fn write_state(&mut self, slot: u32, content: &[u8]) -> Result<(), StepError>;
+}
+
+/// A backend with recurrent layers that several engines share: each has a set of slots of its own, with the same numbers.
+pub trait SlotSets {
+    /// Makes another set of as many slots, in which `slots` have the same states as in the set in use; others are undefined.
+    /// Returns its number; that of the first set is 0.
+    fn fork_set(&mut self, slots: &[u32]) -> u32;
+
+    /// Uses a set from now on.
+    ///
+    /// # Panics
+    /// If the set was dropped, or never made.
+    fn use_set(&mut self, set: u32);
+
+    /// Frees a set, which is not used again.
+    fn drop_set(&mut self, set: u32);
 }
 
 /// A backend with a device that may still run a step when [`Backend::step`] has returned.

@@ -2,22 +2,24 @@
 //!
 //! Steps and copies take turns: each uses all threads of the CPU's pool, or the whole device, so two at once would not
 //! be faster. The blocks that an engine may use between its turns follow from the rules of
-//! [`kv::shared`](crate::kv).
+//! [`kv::shared`](crate::kv). States of recurrent layers are not shared: each engine has a set of slots, which its turns use.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Asynchronous, Backend, Chunk, CopyError, Logits, Recurrent, ScreenedRow, Screening, StepError,
+    Asynchronous, Backend, Chunk, CopyError, Logits, Recurrent, ScreenedRow, Screening, SlotSets,
+    StepError,
 };
 use crate::{
     kv::BlockId,
     sampling::{Remainder, Threshold, TokenLogit},
 };
 
-/// A handle to a backend. Clones are handles to the same backend.
-#[derive(Clone)]
+/// A handle to a backend, of one engine.
 pub struct SharedBackend {
     turns: Arc<Turns>,
+    /// The engine's slots for states of recurrent layers, if there are any and several engines may have some.
+    slots: Option<Slots>,
     numerics_class: Arc<str>,
     vocab_size: usize,
     block_count: usize,
@@ -38,10 +40,37 @@ struct Turns {
     backend: Mutex<Box<dyn Backend>>,
 }
 
+impl Turns {
+    /// Waits for a turn. A step that panicked leaves only its own blocks undefined, like one that failed.
+    fn take(&self) -> MutexGuard<'_, Box<dyn Backend>> {
+        let _next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        self.backend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A set of slots ([`SlotSets`]), which is freed with this.
+struct Slots {
+    set: u32,
+    turns: Arc<Turns>,
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        if let Some(sets) = slot_sets(&mut **self.turns.take()) {
+            sets.drop_set(self.set);
+        }
+    }
+}
+
+fn slot_sets(backend: &mut dyn Backend) -> Option<&mut dyn SlotSets> {
+    backend.as_recurrent()?.as_slot_sets()
+}
+
 impl SharedBackend {
     /// Makes the only handle to a backend.
     pub fn new(mut backend: Box<dyn Backend>) -> Self {
-        Self {
+        let has_sets = slot_sets(backend.as_mut()).is_some();
+        let of_engine = Self {
             numerics_class: backend.numerics_class().into(),
             vocab_size: backend.vocab_size(),
             block_count: backend.block_count(),
@@ -52,13 +81,37 @@ impl SharedBackend {
             state_bytes: backend.as_recurrent().map(|backend| backend.state_bytes()),
             decodes_ahead: backend.as_asynchronous().map(|backend| backend.decodes_ahead()),
             turns: Arc::new(Turns { next: Mutex::new(()), backend: Mutex::new(backend) }),
-        }
+            slots: None,
+        };
+        let turns = Arc::clone(&of_engine.turns);
+        Self { slots: has_sets.then(|| Slots { set: 0, turns }), ..of_engine }
     }
 
-    /// Waits for a turn. A step that panicked leaves only its own blocks undefined, like one that failed.
+    /// Waits for a turn, in which the backend uses the engine's slots.
     fn turn(&self) -> MutexGuard<'_, Box<dyn Backend>> {
-        let _next = self.turns.next.lock().unwrap_or_else(PoisonError::into_inner);
-        self.turns.backend.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut backend = self.turns.take();
+        if let Some(slots) = &self.slots {
+            slot_sets(&mut **backend).expect(AS_AT_START).use_set(slots.set);
+        }
+        backend
+    }
+
+    /// Returns a handle of another engine to the same backend. Of its slots for states of recurrent layers, `states` have the same
+    /// states.
+    ///
+    /// # Errors
+    /// If only one engine can have such slots.
+    pub fn shared(&self, states: &[u32]) -> Result<Self, CopyError> {
+        let slots = match (&self.slots, self.state_bytes) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(CopyError::Unsupported),
+            (Some(_), _) => {
+                let set = slot_sets(&mut **self.turn()).expect(AS_AT_START).fork_set(states);
+                Some(Slots { set, turns: Arc::clone(&self.turns) })
+            }
+        };
+        let (turns, numerics_class) = (Arc::clone(&self.turns), Arc::clone(&self.numerics_class));
+        Ok(Self { turns, slots, numerics_class, ..*self })
     }
 
     /// Returns [`Backend::with_copies`], without exclusive access to the handle.

@@ -25,9 +25,6 @@ pub enum ForkError {
         /// Its id.
         id: RequestId,
     },
-    /// States of recurrent layers are not shared.
-    #[error("engines of models with recurrent layers do not share their storage: use a deep fork")]
-    Recurrent,
     /// The engine is full. Try again when a request has finished.
     #[error("engine already holds {requests} requests")]
     Full {
@@ -48,20 +45,20 @@ impl Engine {
     ///
     /// [`Fork::Shared`]: both engines use the same KV blocks, and take turns in the same backend: their steps exclude each
     /// other. A fork takes no KV blocks; an engine that writes to a block that both use copies it first. A request that
-    /// lacks blocks waits while the other engine holds them, so drop an engine that is not used any more.
+    /// lacks blocks waits while the other engine holds them, so drop an engine that is not used any more. States of recurrent
+    /// layers are copied: they change with every token.
     ///
     /// [`Fork::Deep`]: the fork has KV storage, threads and buffers of its own, and copies of all blocks with contents and of all
     /// states of recurrent layers.
     ///
     /// # Errors
-    /// [`ForkError::Copy`], only for a deep fork: on a GPU it is not supported. [`ForkError::Recurrent`], only for a
-    /// shared fork: if the model has recurrent layers.
+    /// [`ForkError::Copy`]: a deep fork on a GPU is not supported.
     pub fn fork(&self, kind: Fork) -> Result<Self, ForkError> {
-        if self.config.recurrent && kind == Fork::Shared {
-            return Err(ForkError::Recurrent);
-        }
         let (scheduler, backend) = match kind {
-            Fork::Shared => (self.scheduler.fork_shared(), self.backend.clone()),
+            Fork::Shared => {
+                let backend = self.backend.shared(&self.scheduler.slots_with_states())?;
+                (self.scheduler.fork_shared(), backend)
+            }
             Fork::Deep => {
                 self.scheduler.fork_deep(|blocks, states| self.backend.copied(blocks, states))?
             }

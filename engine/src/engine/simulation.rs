@@ -210,8 +210,6 @@ proptest! {
         for (number, (action, of)) in (1..).zip(actions) {
             let at = of.index(lives.len());
             match action {
-                // Engines of models with recurrent layers share no storage.
-                Action::Fork(Fork::Shared) if config.recurrent => {}
                 Action::Fork(kind) if lives.len() < ENGINES_MAX => {
                     let fork = lives[at].fork(kind, number);
                     lives.push(fork);

@@ -109,6 +109,32 @@ impl MappedFile {
     }
 }
 
+#[cfg(target_os = "linux")]
+impl MappedFile {
+    /// Returns how many bytes of a part of the file the system has in memory, in whole pages; `None` if it does not say. It says
+    /// that it has all to those who may not write to the file.
+    pub fn resident_bytes(&self, range: Range<usize>) -> Option<usize> {
+        // SAFETY: the call only returns a number.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+        let start = range.start / page * page;
+        let part = self.0.get(start..range.end)?;
+        let mut pages = vec![0u8; part.len().div_ceil(page)];
+        let first = part.as_ptr().cast_mut().cast();
+        // SAFETY: the part is mapped, and there is a byte for each of its pages.
+        let result = unsafe { libc::mincore(first, part.len(), pages.as_mut_ptr()) };
+        let resident = pages.iter().filter(|page| **page & 1 == 1).count() * page;
+        (result == 0).then_some(resident.min(range.len()))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl MappedFile {
+    /// Returns `None`: the system does not say what it has in memory.
+    pub fn resident_bytes(&self, _: Range<usize>) -> Option<usize> {
+        None
+    }
+}
+
 /// See [`AlignedBytes::Chunked`].
 pub(crate) struct Part {
     chunk: Arc<Chunk>,
@@ -236,6 +262,10 @@ mod tests {
         for range in [64..256, 63..128, 64..200, 256..256] {
             assert!(mapped.part(range.clone()).is_none(), "{range:?}");
         }
+        if cfg!(target_os = "linux") {
+            assert_eq!(mapped.resident_bytes(64..192), Some(128), "they were just written");
+        }
+        assert_eq!(mapped.resident_bytes(64..256), None);
         drop((mapped, file));
         assert_eq!(part[..], bytes[64..192]);
     }

@@ -1,5 +1,7 @@
 //! The memory and the numerics class of an engine, before its model is loaded.
 
+pub use crate::backend::cpu::packed_file::ExpertsInFile;
+
 use super::{DeviceChoice, EngineOptions, state_bytes};
 use crate::{
     EngineConfig,
@@ -106,6 +108,12 @@ pub fn expert_bytes(model: &Model, options: &EngineOptions) -> Option<ExpertByte
     let all = memory::expert_bytes(model.config(), options.format);
     let of_token = all / experts.count * experts.used;
     Some(ExpertBytes { all: all as u64, of_token: of_token as u64 })
+}
+
+/// Returns how much of a model's experts lies in its packed file, and how much of that is in memory now; `None` without experts or
+/// such a file.
+pub fn experts_in_file(model: &Model, options: &EngineOptions) -> Option<ExpertsInFile> {
+    packed_file::experts_in_file(model, options.format, options.head)
 }
 
 /// Returns the least KV memory to give an engine, in bytes: what one sequence of full length takes, at most 64 MiB.

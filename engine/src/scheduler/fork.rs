@@ -61,7 +61,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns a scheduler with the same sequences in the same states, and counters at zero. It holds the same blocks.
+    /// Returns a scheduler with the same sequences in the same states, and counters at zero. It holds the same blocks, and has slots
+    /// of its own, with the same numbers.
     pub fn fork_shared(&self) -> Self {
         let mut cache = self.cache.lock();
         self.tables().for_each(|block| cache.retain(block));
@@ -86,7 +87,7 @@ impl Scheduler {
     }
 
     /// Returns the slots with states of recurrent layers.
-    fn slots_with_states(&self) -> Vec<u32> {
+    pub fn slots_with_states(&self) -> Vec<u32> {
         if !self.limits.recurrent {
             return Vec::new();
         }

@@ -12,7 +12,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{class, positions::Rope},
+    backend::{class, positions::Rope, slot_sets::SetsOf},
     kernels::{
         Digits, Isa,
         float::{FloatKernels, KvElement},
@@ -26,8 +26,8 @@ pub(super) struct CpuBackend<E> {
     pub isa: Isa,
     pub pool: Pool,
     pub kv: KvStore<E>,
-    /// States of recurrent layers.
-    pub states: States,
+    /// States of recurrent layers, of each engine that shares this.
+    pub states: SetsOf<States>,
     pub block_count: usize,
     pub numerics_class: String,
     pub rope: Rope,
@@ -47,7 +47,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     ) -> Self {
         let config = weights.config();
         let kv = KvStore::new(KvShape::from_config(config), options.block_count);
-        let states = States::new(config, options.slots);
+        let states = SetsOf::new(States::new(config, options.slots));
         let rope = Rope::from_config(config);
         let digits = class::digits(config, options.activations);
         Self {
@@ -67,7 +67,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     }
 
     /// Returns a backend with the same weights, options and kernels, and these storages; it starts threads of its own.
-    pub(super) fn with_storage(&self, kv: KvStore<E>, states: States) -> Self {
+    pub(super) fn with_storage(&self, kv: KvStore<E>, states: SetsOf<States>) -> Self {
         Self {
             weights: Arc::clone(&self.weights),
             kernels: self.kernels,

@@ -302,7 +302,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let HybridBuffers { inputs, convolved, gates, rates, .. } = hybrid;
         convolved.resize(rows.len() * delta.channels(), 0.0);
         attended.resize(rows.len() * delta.values(), 0.0);
-        let States { memory, of_slot, .. } = &mut self.states;
+        let States { memory, of_slot, .. } = &mut *self.states;
         let layer = Layer {
             delta,
             weights,

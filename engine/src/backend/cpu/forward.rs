@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::{backend::CpuBackend, buffers::Buffers, disjoint::Disjoint, linears::Source};
 use crate::{
     backend::{
-        Backend, Chunk, CopyError, Logits, Recurrent, ScreenedRow, Screening, StepError, positions,
+        Backend, Chunk, CopyError, Logits, Recurrent, ScreenedRow, Screening, SlotSets, StepError,
+        positions, slot_sets::SetsOf,
     },
     config::Linear,
     kernels::float::KvElement,
@@ -57,7 +58,7 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         states: &[u32],
     ) -> Result<Box<dyn Backend>, CopyError> {
         let (kv, states) = (self.kv.with_copies(blocks), self.states.with_copies(states));
-        Ok(Box::new(self.with_storage(kv, states)))
+        Ok(Box::new(self.with_storage(kv, SetsOf::new(states))))
     }
 
     fn block_bytes(&self) -> usize {
@@ -117,9 +118,28 @@ impl<E: KvElement + bytemuck::Pod> Screening for CpuBackend<E> {
     }
 }
 
+impl<E: KvElement + bytemuck::Pod> SlotSets for CpuBackend<E> {
+    fn fork_set(&mut self, slots: &[u32]) -> u32 {
+        let copies = self.states.with_copies(slots);
+        self.states.add(copies)
+    }
+
+    fn use_set(&mut self, set: u32) {
+        self.states.select(set);
+    }
+
+    fn drop_set(&mut self, set: u32) {
+        self.states.remove(set);
+    }
+}
+
 impl<E: KvElement + bytemuck::Pod> Recurrent for CpuBackend<E> {
     fn state_bytes(&self) -> usize {
         self.states.bytes()
+    }
+
+    fn as_slot_sets(&mut self) -> Option<&mut dyn SlotSets> {
+        Some(self)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), StepError> {

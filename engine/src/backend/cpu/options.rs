@@ -71,7 +71,8 @@ pub enum PackedCache {
     Off,
     /// They are read, and kept for the next start.
     On,
-    /// As `On`; experts stay in the file, of which the system keeps in memory what it has room for.
+    /// As `On`; experts stay in the file, of which the system keeps in memory what it has room for. The file is packed one layer at
+    /// a time.
     Mapped,
 }
 

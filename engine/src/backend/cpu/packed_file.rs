@@ -8,7 +8,8 @@
 //!
 //! The bytes are read into huge pages and not mapped: with the small pages of a mapped file, steps would be slower. The matrices
 //! of experts may be mapped all the same ([`PackedCache::Mapped`]): a token goes through few of them, and the system keeps in memory
-//! what it has room for.
+//! what it has room for. Then the first start packs one layer at a time into the file before it reads it, so that a model of which the
+//! experts do not fit in memory starts.
 //!
 //! See also: [`sections`](super::sections), the layout of the file.
 
@@ -17,19 +18,19 @@ mod tests;
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
-    io::{self, BufWriter, Write as _},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use super::{
-    HeadMode,
-    sections::{Damaged, Head, Index, PackedReader, Scales, Sections},
+    HeadMode, memory,
+    sections::{Damaged, Head, PackedReader, PackedWriter, Scales, Written},
     weights::Weights,
 };
 use crate::{
-    files::{FileState, Fingerprint, Model, ModelError},
-    formats::Format,
+    files::{FileState, Fingerprint, Model, ModelError, roles::linears},
+    formats::{Format, memory::MappedFile},
     kernels::screen,
 };
 
@@ -107,58 +108,90 @@ impl PackedFile {
         }
     }
 
-    /// Writes the weights for the next start; returns whether they are in the file. What hinders is logged.
-    fn keep(&self, weights: &Weights) -> bool {
+    /// Writes the weights for the next start. What hinders is logged.
+    fn keep(&self, weights: &Weights) {
         let path = self.path.display();
-        let kept = self.write(weights);
-        match &kept {
+        let kept = self.write(&weights.model, weights.size_bytes(), Busy::Leave, |to| {
+            to.append(&weights.sections())?;
+            Ok(weights.scales())
+        });
+        match kept {
             Ok(true) => tracing::info!(%path, "packed weights kept for the next start"),
             Ok(false) => tracing::debug!(%path, "packed weights are written by another process"),
             Err(error) => tracing::info!(%path, %error, "packed weights are not kept"),
         }
-        kept.unwrap_or(false)
     }
 
-    /// Writes the weights. Returns false if another process writes them, or the model has changed since it was opened.
-    fn write(&self, weights: &Weights) -> io::Result<bool> {
-        let fingerprint = *weights.model.fingerprint().map_err(io::Error::other)?.as_bytes();
-        let mut sections = Sections::default();
-        weights.write(&mut sections);
+    /// Packs a model into the file, one layer at a time, or waits for another process that does. What hinders is logged.
+    ///
+    /// # Errors
+    /// If a tensor cannot be decoded.
+    fn pack(&self, model: &Model, (format, head): (Format, HeadMode)) -> Result<(), ModelError> {
+        let path = self.path.display();
+        tracing::info!(%path, "packing the model layer by layer into its file");
+        let bytes = memory::weight_bytes(model, format, head);
+        let pack = |to: &mut PackedWriter<'_>| Weights::pack(model, (format, head), to);
+        match self.write(model, bytes, Busy::Wait, pack) {
+            Ok(_) => {}
+            Err(Damaged::Model(error)) => return Err(error),
+            Err(error) => tracing::info!(%path, %error, "packed weights are not kept"),
+        }
+        Ok(())
+    }
+
+    /// Writes what `content` writes, some `bytes`. Returns false if another process writes it, or has written it, or if the model has
+    /// changed since it was opened.
+    fn write(
+        &self,
+        model: &Model,
+        bytes: usize,
+        busy: Busy,
+        content: impl FnOnce(&mut PackedWriter<'_>) -> Result<Scales, Damaged>,
+    ) -> Result<bool, Damaged> {
+        let fingerprint = *model.fingerprint()?.as_bytes();
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        if fs4::available_space(folder)? < sections.size_bytes() + FREE_BYTES_MIN {
-            return Err(io::ErrorKind::StorageFull.into());
+        if fs4::available_space(folder)? < bytes as u64 + FREE_BYTES_MIN {
+            return Err(io::Error::from(io::ErrorKind::StorageFull).into());
         }
         let temporary = self.path.with_extension("tmp");
         let open = OpenOptions::new().write(true).create(true).truncate(false).open(&temporary)?;
         // The lock of a process that ended is free, and what it left is overwritten.
-        match open.try_lock() {
-            Ok(()) if is_at(&open, &temporary)? => {}
-            Ok(()) | Err(TryLockError::WouldBlock) => return Ok(false),
-            Err(TryLockError::Error(error)) => return Err(error),
+        let is_locked = match busy {
+            Busy::Wait => open.lock().map(|()| true)?,
+            Busy::Leave => match open.try_lock() {
+                Ok(()) => true,
+                Err(TryLockError::WouldBlock) => false,
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+            },
+        };
+        if !is_locked || !is_at(&open, &temporary)? {
+            return Ok(false);
         }
         open.set_len(0)?;
-        let written = self.write_to(&open, &sections, weights.scales(), fingerprint);
-        if written.is_err() || !is_unchanged(&weights.model) {
+        let linears = linears(model.config()).count();
+        // Scales of small groups that do not pair up take more than was foreseen.
+        let mut to = PackedWriter::new(&open, linears, bytes + bytes / 8);
+        let written = content(&mut to).and_then(|scales| {
+            let key = self.key;
+            Ok(to.finish(Written { key, fingerprint, scales })?)
+        });
+        if written.is_err() || !is_unchanged(model) {
             fs::remove_file(&temporary)?;
             return written.map(|()| false);
         }
         fs::rename(&temporary, &self.path)?;
         Ok(true)
     }
+}
 
-    fn write_to(
-        &self,
-        file: &File,
-        sections: &Sections<'_>,
-        scales: Scales,
-        fingerprint: [u8; 32],
-    ) -> io::Result<()> {
-        let index = Index { key: self.key, fingerprint, scales, sections: sections.lens() };
-        let mut out = BufWriter::with_capacity(1 << 20, file);
-        sections.write(&index, &mut out)?;
-        out.flush()
-    }
+/// What to do while another process writes the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Busy {
+    /// Leave it alone.
+    Leave,
+    /// Wait until it has ended.
+    Wait,
 }
 
 /// Returns whether an open file is the one at a path.
@@ -191,6 +224,40 @@ pub(crate) fn recall_fingerprint(model: &Model, format: Format, head: HeadMode) 
     }
 }
 
+/// The experts in the packed file of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertsInFile {
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes that the system has in memory now; `None` if it does not say.
+    pub resident_bytes: Option<u64>,
+}
+
+/// Returns what a model's packed file has of experts; `None` without experts or such a file.
+pub(crate) fn experts_in_file(
+    model: &Model,
+    format: Format,
+    head: HeadMode,
+) -> Option<ExpertsInFile> {
+    let config = model.config();
+    config.experts.as_ref()?;
+    let (file, head) = PackedFile::locate(model, format, head)?.open().ok()??;
+    let map = MappedFile::open(&file).ok()?;
+    let mut places = head.places();
+    let mut found = ExpertsInFile { bytes: 0, resident_bytes: Some(0) };
+    for ((_, linear), scale) in linears(config).zip(&head.index.scales.linears) {
+        // The trits, and the scales of groups.
+        for place in places.by_ref().take(1 + usize::from(scale.group.is_some())) {
+            if linear.is_of_experts() {
+                found.bytes += place.len() as u64;
+                let resident = map.resident_bytes(place).map(|bytes| bytes as u64);
+                found.resident_bytes = found.resident_bytes.zip(resident).map(|(a, b)| a + b);
+            }
+        }
+    }
+    Some(found)
+}
+
 /// How weights are packed, and where they are.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packing {
@@ -221,20 +288,19 @@ fn load_at_least(
     if let Some(weights) = file.read_if_intact(&model, packing) {
         return Ok(weights);
     }
-    let weights = Weights::load(Arc::clone(&model), format, head)?;
-    let is_kept = weights.size_bytes() >= kept_bytes_min && file.keep(&weights);
+    let is_kept = memory::weight_bytes(&model, format, head) >= kept_bytes_min;
     let maps_experts = packing.maps_experts && model.config().experts.is_some();
-    match (maps_experts, is_kept) {
-        (true, true) => {
-            // What was packed gives its memory back before the file is read.
-            drop(weights);
-            let mapped = file.read_if_intact(&model, packing);
-            mapped.map_or_else(|| Weights::load(model, format, head), Ok)
+    if maps_experts && is_kept {
+        file.pack(&model, (format, head))?;
+        if let Some(weights) = file.read_if_intact(&model, packing) {
+            return Ok(weights);
         }
-        (true, false) => {
-            tracing::warn!("all experts are in memory: they have no packed file to stay in");
-            Ok(weights)
-        }
-        (false, _) => Ok(weights),
     }
+    let weights = Weights::load(model, format, head)?;
+    if maps_experts {
+        tracing::warn!("all experts are in memory: they have no packed file to stay in");
+    } else if is_kept {
+        file.keep(&weights);
+    }
+    Ok(weights)
 }

@@ -5,18 +5,14 @@
 //! | 0 to 7 | `TMPACKED` |
 //! | 8 to 15 | length of the index, little-endian |
 //! | 16 to 47 | BLAKE3 of the index and the hashes |
-//! | then | the index, as JSON, with spaces so that the sections begin at a multiple of 64 bytes |
+//! | then | the index, as JSON, with spaces up to the hashes |
 //! | then | a BLAKE3 hash of every piece |
-//! | then | the sections one after another, each padded with zeros to a multiple of 64 bytes |
+//! | then, at a multiple of 64 bytes | the sections one after another, each padded with zeros to a multiple of 64 bytes |
 //!
 //! A piece is a mebibyte of a section, or what is left of it. Sections are read in the order in which they were written,
-//! their pieces on rayon's threads.
+//! their pieces on rayon's threads. They are written before all else, so that a model can be packed one layer at a time.
 
-use std::{
-    fs::File,
-    io::{self, Write},
-    os::unix::fs::FileExt as _,
-};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _};
 
 use bytemuck::Pod;
 use rayon::prelude::*;
@@ -36,6 +32,13 @@ const PREAMBLE_BYTES: usize = 48;
 const PIECE_BYTES: usize = 1 << 20;
 /// Longest index: some 100 bytes for each matrix.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
+
+/// Most sections of a head with its copies.
+const HEAD_SECTIONS_MAX: usize = 16;
+/// Most bytes of an index without scales and lengths, of the scale of a linear in it, and of a length.
+const KEYS_JSON_MAX: usize = 1024;
+const SCALE_JSON_MAX: usize = 64;
+const LEN_JSON_MAX: usize = 24;
 
 /// Packed weights cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +148,7 @@ impl From<LinearScale> for StoredScale {
     }
 }
 
-/// The sections to write.
+/// Sections to write.
 #[derive(Default)]
 pub struct Sections<'a>(Vec<&'a [u8]>);
 
@@ -159,40 +162,72 @@ impl<'a> Sections<'a> {
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> {
         self.0.iter().copied()
     }
+}
 
-    /// Returns the bytes of each section, without padding.
-    pub fn lens(&self) -> Vec<u64> {
-        self.iter().map(|section| section.len() as u64).collect()
+/// Writes a file, sections first: what stands before them is written last, when it is known, into the room that was left for it.
+pub struct PackedWriter<'a> {
+    file: &'a File,
+    /// Bytes before the first section.
+    start: u64,
+    /// Place of the next section.
+    offset: u64,
+    lens: Vec<u64>,
+    hashes: Vec<[u8; 32]>,
+}
+
+impl<'a> PackedWriter<'a> {
+    /// Returns a writer to an empty file, with room for the scales and lengths of so many linears and for the hashes of so many bytes.
+    pub fn new(file: &'a File, linears: usize, bytes: usize) -> Self {
+        let sections = 2 * linears + HEAD_SECTIONS_MAX;
+        let pieces = bytes.div_ceil(PIECE_BYTES) + sections;
+        let index = KEYS_JSON_MAX + linears * SCALE_JSON_MAX + sections * LEN_JSON_MAX;
+        let start = padded(PREAMBLE_BYTES + index + pieces * size_of::<[u8; 32]>()) as u64;
+        Self { file, start, offset: start, lens: Vec::new(), hashes: Vec::new() }
     }
 
-    /// Returns the bytes of all sections.
-    pub fn size_bytes(&self) -> u64 {
-        self.lens().iter().sum()
-    }
-
-    /// Writes the whole file.
+    /// Writes the next sections.
     ///
     /// # Errors
-    /// As `out`.
-    pub fn write(&self, index: &Index, out: &mut impl Write) -> io::Result<()> {
-        let hash = |section: &&[u8]| -> Vec<[u8; 32]> {
-            section.par_chunks(PIECE_BYTES).map(|piece| *blake3::hash(piece).as_bytes()).collect()
-        };
-        let hashes = self.0.iter().flat_map(hash).collect::<Vec<_>>().concat();
-        let mut index = serde_json::to_vec(index)?;
-        let before = PREAMBLE_BYTES + index.len() + hashes.len();
-        index.resize(index.len() + padded(before) - before, b' ');
-        out.write_all(MAGIC)?;
-        out.write_all(&(index.len() as u64).to_le_bytes())?;
-        out.write_all(&hash_of(&index, &hashes))?;
-        out.write_all(&index)?;
-        out.write_all(&hashes)?;
-        for section in &self.0 {
-            out.write_all(section)?;
-            out.write_all(&[0; 64][..padded(section.len()) - section.len()])?;
+    /// If the file cannot be written.
+    pub fn append(&mut self, sections: &Sections<'_>) -> io::Result<()> {
+        for section in sections.iter() {
+            let pieces = section.par_chunks(PIECE_BYTES);
+            self.hashes.par_extend(pieces.map(|piece| *blake3::hash(piece).as_bytes()));
+            self.lens.push(section.len() as u64);
+            self.file.write_all_at(section, self.offset)?;
+            self.offset += padded(section.len()) as u64;
         }
         Ok(())
     }
+
+    /// Writes what stands before the sections.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or there was too little room.
+    pub fn finish(self, of: Written) -> io::Result<()> {
+        let Self { file, start, offset, lens, hashes } = self;
+        let Written { key, fingerprint, scales } = of;
+        let hashes = hashes.as_flattened();
+        let mut index = serde_json::to_vec(&Index { key, fingerprint, scales, sections: lens })?;
+        let room = (start as usize).checked_sub(PREAMBLE_BYTES + hashes.len());
+        let room = room.filter(|room| *room >= index.len());
+        index.resize(room.ok_or(io::ErrorKind::FileTooLarge)?, b' ');
+        let len = (index.len() as u64).to_le_bytes();
+        let hash = hash_of(&index, hashes);
+        file.write_all_at(&[MAGIC, &len, &hash[..], &index, hashes].concat(), 0)?;
+        // The padding of the last section.
+        file.set_len(offset)
+    }
+}
+
+/// What a file states besides its sections.
+pub struct Written {
+    /// See [`Index::key`].
+    pub key: [u8; 32],
+    /// See [`Index::fingerprint`].
+    pub fingerprint: [u8; 32],
+    /// See [`Index::scales`].
+    pub scales: Scales,
 }
 
 fn padded(len: usize) -> usize {
@@ -242,6 +277,16 @@ impl Head {
             return Err(Damaged::Index);
         }
         Ok(Self { index, hashes, len: before + hash_bytes })
+    }
+
+    /// Returns where the sections lie in the file, in order.
+    pub fn places(&self) -> impl Iterator<Item = Range<usize>> {
+        let place = |start: &mut usize, len: &u64| {
+            let place = *start..start.saturating_add(*len as usize);
+            *start = place.end.checked_next_multiple_of(64)?;
+            Some(place)
+        };
+        self.index.sections.iter().scan(self.len as usize, place)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     HeadMode,
     head::Head,
-    sections::{Damaged, LinearScale, PackedReader, Scales, Sections},
+    sections::{Damaged, LinearScale, PackedReader, PackedWriter, Scales, Sections},
 };
 use crate::backend::final_norm;
 use crate::config::{LayerTensor, Linear, ModelConfig, Norm};
@@ -66,6 +66,15 @@ impl Layer {
             [decay, decay_bias, convolution].into_iter().chain(dense_rates.iter().flatten())
         });
         delta.chain(&self.router).map(|tensor| size_of_val(&tensor[..])).sum()
+    }
+
+    fn write<'a>(&'a self, sections: &mut Sections<'a>) {
+        let matrices = self.all().flat_map(|(_, linear)| linear.matrix.buffers());
+        matrices.for_each(|bytes| sections.push(&bytes[..]));
+    }
+
+    fn scales(&self) -> impl Iterator<Item = LinearScale> {
+        self.all().map(|(_, linear)| LinearScale::new(linear.scale, linear.matrix.group()))
     }
 
     /// Returns all linears of the layer.
@@ -136,23 +145,48 @@ impl Weights {
         Ok(Self { model, format, layers, final_norm, head })
     }
 
-    /// Writes the packed matrices and the head.
-    pub(super) fn write<'a>(&'a self, sections: &mut Sections<'a>) {
-        for (_, linear) in self.layers.iter().flat_map(Layer::all) {
-            linear.matrix.buffers().for_each(|bytes| sections.push(&bytes[..]));
+    /// Packs a model as [`Self::load`] does, into a file: one layer is in memory at a time, and the head last. Returns what the
+    /// sections do not say.
+    ///
+    /// # Errors
+    /// If a tensor cannot be decoded, or the file cannot be written.
+    pub(super) fn pack(
+        model: &Model,
+        (format, head): (Format, HeadMode),
+        to: &mut PackedWriter<'_>,
+    ) -> Result<Scales, Damaged> {
+        let mut linears = Vec::new();
+        for layer in 0..model.config().layer_count {
+            let layer = load_layer(model, format, layer)?;
+            let mut sections = Sections::default();
+            layer.write(&mut sections);
+            to.append(&sections)?;
+            linears.extend(layer.scales());
+            model.release_pages();
         }
-        self.head.write(sections);
+        let head = Head::load(model, format, head)?;
+        let mut sections = Sections::default();
+        head.write(&mut sections);
+        to.append(&sections)?;
+        model.release_pages();
+        Ok(Scales { linears, head_group: head.ternary().and_then(PackedMatrix::group) })
     }
 
-    /// Returns what the sections of [`Self::write`] do not say.
+    /// Returns the packed matrices and the head.
+    pub(super) fn sections(&self) -> Sections<'_> {
+        let mut sections = Sections::default();
+        self.layers.iter().for_each(|layer| layer.write(&mut sections));
+        self.head.write(&mut sections);
+        sections
+    }
+
+    /// Returns what [`Self::sections`] do not say.
     pub(super) fn scales(&self) -> Scales {
-        let of_linear = |l: &TernaryLinear| LinearScale::new(l.scale, l.matrix.group());
-        let linears = self.layers.iter().flat_map(Layer::all);
-        let linears = linears.map(|(_, linear)| of_linear(linear)).collect();
+        let linears = self.layers.iter().flat_map(Layer::scales).collect();
         Scales { linears, head_group: self.head.ternary().and_then(PackedMatrix::group) }
     }
 
-    /// Reads what [`Self::write`] wrote for this model; norms, and rows that are as in the model file, come from there.
+    /// Reads the [`Self::sections`] of this model; norms, and rows that are as in the model file, come from there.
     ///
     /// # Errors
     /// If the packed file is damaged, or a norm cannot be decoded.

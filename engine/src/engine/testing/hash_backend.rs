@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     backend::{
         Asynchronous, Chunk, CopyError, Logits, LogitsFor, Recurrent, ScreenedRow, Screening,
-        StateSlots, StepError,
+        SlotSets, StateSlots, StepError, slot_sets::SetsOf,
     },
     kv::BlockId,
     sampling::{
@@ -32,7 +32,7 @@ pub struct HashBackend {
     /// tokens are drawn here.
     ahead: bool,
     /// Tokens before each slot's state, if there are recurrent layers.
-    states: Option<Vec<Vec<u32>>>,
+    states: Option<SetsOf<Vec<Vec<u32>>>>,
 }
 
 impl HashBackend {
@@ -42,7 +42,7 @@ impl HashBackend {
 
     /// Gives the backend recurrent layers, with so many slots for states.
     pub fn with_states(mut self, slots: usize) -> Self {
-        self.states = Some(vec![Vec::new(); slots]);
+        self.states = Some(SetsOf::new(vec![Vec::new(); slots]));
         self
     }
 
@@ -278,19 +278,42 @@ impl Backend for HashBackend {
         for block in blocks {
             copy[block.index()] = self.blocks[block.index()];
         }
-        let states = self.states.as_ref().map(|states| {
-            let mut copy = vec![Vec::new(); states.len()];
-            for slot in slots {
-                copy[*slot as usize].clone_from(&states[*slot as usize]);
-            }
-            copy
-        });
+        let states = self.states.as_ref().map(|states| SetsOf::new(copied(states, slots)));
         let control = self.control.clone();
         Ok(Box::new(Self { blocks: copy, control, states, ..*self }))
     }
 }
 
+/// Returns as many slots, of which these have the same states.
+fn copied(states: &[Vec<u32>], slots: &[u32]) -> Vec<Vec<u32>> {
+    let mut copy = vec![Vec::new(); states.len()];
+    for slot in slots {
+        copy[*slot as usize].clone_from(&states[*slot as usize]);
+    }
+    copy
+}
+
+impl SlotSets for HashBackend {
+    fn fork_set(&mut self, slots: &[u32]) -> u32 {
+        let states = self.states.as_mut().expect("there are recurrent layers");
+        let copy = copied(states, slots);
+        states.add(copy)
+    }
+
+    fn use_set(&mut self, set: u32) {
+        self.states.as_mut().expect("there are recurrent layers").select(set);
+    }
+
+    fn drop_set(&mut self, set: u32) {
+        self.states.as_mut().expect("there are recurrent layers").remove(set);
+    }
+}
+
 impl Recurrent for HashBackend {
+    fn as_slot_sets(&mut self) -> Option<&mut dyn SlotSets> {
+        Some(self)
+    }
+
     fn state_bytes(&self) -> usize {
         4 * (CONTEXT + 1)
     }

@@ -244,10 +244,22 @@ fn failed_copy_of_a_state_fails_its_request_alone() {
 }
 
 #[test]
-fn states_of_recurrent_layers_are_not_shared() {
-    let harness = started(recurrent(), 40, &[request(1, 20, 9)], 2);
-    let fork = harness.engine.fork(Fork::Shared).map(drop);
-    assert!(matches!(fork, Err(ForkError::Recurrent)), "{fork:?}");
+fn shared_forks_have_states_of_their_own() {
+    let requests = [request(1, 20, 9), request(2, 30, 40)];
+    let mut harness = started(recurrent(), 40, &requests, 2);
+    let mut fork = harness.fork(Fork::Shared);
+    both_on_threads(&mut harness, &mut fork);
+    let mut last = fork.fork(Fork::Shared);
+    drop(harness);
+    // The state after the prompt was kept before the forks.
+    let before = last.engine.stats().prefill_tokens;
+    last.submit(&requests[1]);
+    last.run_beside_others();
+    let computed = last.engine.stats().prefill_tokens - before;
+    assert!(computed < 16, "{computed} tokens were computed again");
+    check(&fork, &requests);
+    let all = [&requests[..], &requests[1..]].concat();
+    check(&last, &all);
 }
 
 #[test]

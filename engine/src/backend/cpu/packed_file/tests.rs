@@ -45,9 +45,7 @@ fn kept(folder: &TempDir) -> BTreeMap<PathBuf, u64> {
 
 /// Returns all that is read from a packed file.
 fn content(weights: &Weights) -> (Vec<Vec<u8>>, Scales, Vec<f32>) {
-    let mut sections = Sections::default();
-    weights.write(&mut sections);
-    let bytes = sections.iter().map(<[u8]>::to_vec).collect();
+    let bytes = weights.sections().iter().map(<[u8]>::to_vec).collect();
     (bytes, weights.scales(), weights.final_norm.clone())
 }
 
@@ -113,7 +111,7 @@ fn model_that_changes_while_it_is_packed_is_not_kept() {
     let path = folder.path().join("model.safetensors");
     fs::write(&path, fs::read(&path).expect("weights")).expect("written");
     let file = PackedFile::locate(&model, Format::I2S, HeadMode::Full).expect("a model in files");
-    assert!(!file.write(&weights).expect("it can be written"));
+    file.keep(&weights);
     assert!(kept(&folder).is_empty());
 }
 
@@ -183,11 +181,11 @@ fn file_that_another_process_writes_is_left_alone() {
     let temporary = file.path.with_extension("tmp");
     let other = File::create(&temporary).expect("a file");
     other.lock().expect("it is free");
-    assert!(!file.write(&weights).expect("no error"));
+    file.keep(&weights);
     assert_eq!(kept(&folder).into_keys().collect::<Vec<_>>(), [temporary]);
     // What a process that ended has left is used again.
     drop(other);
-    assert!(file.write(&weights).expect("no error"));
+    file.keep(&weights);
     assert_eq!(kept(&folder).into_keys().collect::<Vec<_>>(), std::slice::from_ref(&file.path));
 }
 
@@ -216,6 +214,15 @@ fn experts_may_stay_in_the_file() {
     let in_memory = Weights::load(open(), format, head).expect("a good model");
     assert_eq!(mapped_experts(&in_memory).0, 0);
     let in_file = Packing { format, head, maps_experts: true };
+    // What is packed layer by layer is what is packed in memory.
+    let on = load_at_least(0, open(), packing(format, head)).expect("a good model");
+    let (kept_at, _) = kept(&folder).pop_first().expect("a file");
+    let whole = fs::read(&kept_at).expect("its bytes");
+    fs::remove_file(&kept_at).expect("removed");
+    assert_eq!(mapped_experts(&on).0, 0);
+    load_at_least(0, open(), in_file).expect("a good model");
+    assert!(fs::read(&kept_at).expect("its bytes") == whole);
+    fs::remove_file(&kept_at).expect("removed");
     // Without a packed file, and with one.
     for _ in 0..2 {
         let weights = load_at_least(0, open(), in_file).expect("a good model");
@@ -226,8 +233,15 @@ fn experts_may_stay_in_the_file() {
     let (kept_at, inode) = kept(&folder).pop_first().expect("a file");
     let on = load_at_least(0, open(), packing(format, head)).expect("a good model");
     assert_eq!((mapped_experts(&on).0, kept(&folder)[&kept_at]), (0, inode), "the same file");
+    let held = experts_in_file(&open(), format, head).expect("it has a packed file");
+    let expected = memory::expert_bytes(in_memory.config(), format) as u64;
+    assert_eq!(held.bytes, expected);
+    if cfg!(target_os = "linux") {
+        assert_eq!(held.resident_bytes, Some(expected), "they were just written");
+    }
     // Small models have no packed file, and stay in memory.
     fs::remove_file(&kept_at).expect("removed");
+    assert_eq!(experts_in_file(&open(), format, head), None);
     let small = load(open(), in_file).expect("a good model");
     assert_eq!(mapped_experts(&small).0, 0);
 
