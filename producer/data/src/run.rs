@@ -30,6 +30,8 @@ use crate::{
 
 /// Suffix of the folder of a run.
 const FOLDER: &str = ".tritmill-data";
+/// Suffix of the folder of a run to a stream, which is named after its input: that may be the output of another run.
+const FOLDER_OF_IN: &str = ".tritmill-in";
 
 /// Source and sink of a run.
 #[derive(Debug, Clone)]
@@ -266,26 +268,28 @@ fn place(settings: &DataSettings) -> Result<(PathBuf, Option<TempDir>), DataErro
         Address::Path(path) => Some(path).filter(is_file).cloned(),
         _ => None,
     };
-    let named = [output, input]
-        .map(Address::name)
-        .into_iter()
-        .find(|name| !name.is_empty() && *name != "-");
-    let base = match state {
-        Some(folder) => folder.join(named.unwrap_or("stdin")),
-        None => match file_of(output)
-            .or_else(|| (!output.is_remote()).then(|| file_of(input)).flatten())
-        {
-            Some(path) => path,
-            None if named.is_some() => PathBuf::from(named.unwrap_or_default()),
-            None => {
-                let failed = |source| DataError::Write { path: std::env::temp_dir(), source };
-                let folder = TempDir::new().map_err(failed)?;
-                return Ok((folder.path().to_owned(), Some(folder)));
-            }
-        },
+    let named = [(output, FOLDER), (input, FOLDER_OF_IN)].into_iter();
+    let mut named = named.map(|(address, suffix)| (address.name(), suffix));
+    let named = named.find(|(name, _)| !name.is_empty() && *name != "-");
+    let of_input = || (!output.is_remote()).then(|| file_of(input)).flatten();
+    let beside = file_of(output)
+        .map(|path| (path, FOLDER))
+        .or_else(|| of_input().map(|path| (path, FOLDER_OF_IN)));
+    let (base, suffix) = match (state, beside, named) {
+        (Some(folder), _, named) => {
+            let (name, suffix) = named.unwrap_or(("stdin", FOLDER_OF_IN));
+            (folder.join(name), suffix)
+        }
+        (None, Some(beside), _) => beside,
+        (None, None, Some((name, suffix))) => (PathBuf::from(name), suffix),
+        (None, None, None) => {
+            let failed = |source| DataError::Write { path: std::env::temp_dir(), source };
+            let folder = TempDir::new().map_err(failed)?;
+            return Ok((folder.path().to_owned(), Some(folder)));
+        }
     };
     let mut folder = base.into_os_string();
-    folder.push(FOLDER);
+    folder.push(suffix);
     Ok((folder.into(), None))
 }
 
