@@ -239,7 +239,7 @@ fn row_error(line: u64, error: Value) -> Refusal {
     }
     match serde_json::from_value(error) {
         Ok(RowError { code, message, param }) => {
-            Refusal { status: None, code, message, param, line }
+            Refusal { status: None, code, message, param, line, of_messages: false }
         }
         Err(_) => {
             let problem = "must have code, message and param";

@@ -165,7 +165,7 @@ pub struct Completion {
     pub embedded: Option<Embedded>,
     /// What it costs, if it has a price. The store fixes that when it records the answer: it is no part of the encoding.
     #[serde(skip)]
-    pub charge: Option<Charge>,
+    pub charge: Option<Box<Charge>>,
 }
 
 /// The tokens of a prompt.

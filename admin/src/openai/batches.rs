@@ -34,7 +34,7 @@ use crate::{
     store::{
         Batch, BatchId, BatchState, FileId,
         batches::{BatchDeletion, BatchTimes, Creation},
-        files::{ChunkContent, FilePurpose, StoredFile},
+        files::{ChunkContent, FILE_CHUNK_BYTES, FilePurpose, StoredFile},
         step_state::{BatchError, FilePosition, StepState},
         webhooks::Webhook,
     },
@@ -395,13 +395,34 @@ async fn own_input(app: &App, batch: &Batch, given: Option<&StoredFile>) -> Resu
         expires_at: None,
     };
     app.store.create_file(&file).await?;
-    // Lines are appended in transactions, so its content is in the database, wherever that of other files is.
-    for number in 0.. {
-        let Some(given) = given else { break };
-        let Some(bytes) = app.files.chunk(given.id, number).await? else { break };
-        app.store.put_chunk(file.id, number, ChunkContent::Bytes(&bytes)).await?;
-    }
+    let size_bytes = match given {
+        Some(given) => copy_lines(app, given, file.id).await?,
+        None => 0,
+    };
     Ok(app.store.complete_file(file.id, size_bytes, None).await?)
+}
+
+/// Copies the content of a file to an incomplete one, and ends its last line: what is added must not change the numbers of lines.
+/// Lines are added in transactions, so the copy is in the database, wherever the content of other files is. Returns its size.
+async fn copy_lines(app: &App, from: &StoredFile, to: FileId) -> Result<u64, ApiError> {
+    let (mut number, mut size_bytes, mut is_ended) = (0, 0, true);
+    loop {
+        let chunk = app.files.chunk(from.id, number).await?;
+        let is_last = chunk.as_ref().is_none_or(|chunk| chunk.len() < FILE_CHUNK_BYTES);
+        let mut bytes = chunk.unwrap_or_default();
+        is_ended = bytes.last().map_or(is_ended, |last| *last == b'\n');
+        if is_last && !is_ended {
+            bytes.push(b'\n');
+        }
+        if !bytes.is_empty() {
+            app.store.put_chunk(to, number, ChunkContent::Bytes(&bytes)).await?;
+        }
+        size_bytes += bytes.len() as u64;
+        number += 1;
+        if is_last {
+            return Ok(size_bytes);
+        }
+    }
 }
 
 /// Whether both batches come from equal requests.

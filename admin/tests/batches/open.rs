@@ -2,7 +2,7 @@
 
 use tritmill_admin::store::{
     batches::MIXED,
-    files::FILE_CHUNK_BYTES,
+    files::{FILE_CHUNK_BYTES, StoredChunk},
     open_batches::{AddedLine, AddedLines, Adding},
 };
 
@@ -41,16 +41,28 @@ fn counts(adding: &Adding) -> (u64, u64, u64) {
 async fn open(store: &Arc<dyn TestStore>, owner: &Tenant, endpoint: &str, text: &str) -> Batch {
     let own = file(owner);
     store.create_file(&own).await.unwrap();
+    let ended = match text {
+        "" => String::new(),
+        text => format!("{}\n", text.trim_end_matches('\n')),
+    };
     if !text.is_empty() {
-        store.put_chunk(own.id, 0, ChunkContent::Bytes(text.as_bytes())).await.unwrap();
+        store.put_chunk(own.id, 0, ChunkContent::Bytes(ended.as_bytes())).await.unwrap();
     }
-    store.complete_file(own.id, text.len() as u64, None).await.unwrap();
+    store.complete_file(own.id, ended.len() as u64, None).await.unwrap();
     let created_at = store.now().await.unwrap();
     let expires_at = created_at.after(Duration::from_secs(86_400));
     let endpoint = endpoint.to_owned();
     let new = Batch { is_open: true, endpoint, created_at, expires_at, ..batch(owner, own.id) };
     assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
     new
+}
+
+/// Returns the bytes of a chunk of an open batch's file, which is in the database.
+async fn chunk(store: &Arc<dyn TestStore>, file: FileId, number: u32) -> Vec<u8> {
+    match store.chunk(file, number).await.unwrap() {
+        Some(StoredChunk::Bytes(bytes)) => bytes,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Lets an open batch be in progress, as its driver does.
@@ -97,7 +109,7 @@ async fn line_is_added_once_and_only_while_the_batch_is_open() {
         foreign.model.1.model = "large".to_owned();
         assert_eq!(add(store, &new, &lines([foreign])).await, Adding::OtherModel(0));
         assert_eq!(store.batch(&acme, new.id).await.unwrap().unwrap().total_lines(), 3);
-        let stored = store.chunk(new.input, 0).await.unwrap().unwrap();
+        let stored = chunk(store, new.input, 0).await;
         let expected = [("a", 1), ("b", 2), ("c", 3)].map(|(name, n)| line(name, n).text);
         assert_eq!(stored, [expected.join(&b'\n'), vec![b'\n']].concat());
         store.sweep_batches().await.unwrap();
@@ -144,17 +156,17 @@ async fn models_of_a_mixed_batch_are_bounded_and_its_file_grows_by_chunks() {
         assert_eq!(add(&store, &new, &lines([of("c", "o")])).await, Adding::ManyModels(0));
         let known = store.batch(&acme, new.id).await.unwrap().unwrap();
         assert_eq!(known.queues.keys().map(String::as_str).collect::<Vec<_>>(), ["m", "n"]);
-        let first = store.chunk(new.input, 0).await.unwrap().unwrap();
+        let first = chunk(&store, new.input, 0).await;
         assert_eq!((first.len(), first.last()), (FILE_CHUNK_BYTES, Some(&b'\n')));
-        let second = store.chunk(new.input, 1).await.unwrap().unwrap();
+        let second = chunk(&store, new.input, 1).await;
         let size = store.file(&acme, new.input).await.unwrap().unwrap().size_bytes;
         assert_eq!(size, (first.len() + second.len()) as u64);
         // After a whole chunk.
         let rest = FILE_CHUNK_BYTES - second.len() - 1;
         let fill = AddedLine { text: vec![b'y'; rest], ..of("d", "m") };
         assert_eq!(counts(&add(&store, &new, &lines([fill, of("e", "m")])).await), (2, 0, 4));
-        assert_eq!(store.chunk(new.input, 1).await.unwrap().unwrap().len(), FILE_CHUNK_BYTES);
-        let third = store.chunk(new.input, 2).await.unwrap().unwrap();
+        assert_eq!(chunk(&store, new.input, 1).await.len(), FILE_CHUNK_BYTES);
+        let third = chunk(&store, new.input, 2).await;
         assert_eq!(third, [of("e", "m").text, vec![b'\n']].concat());
         cancel(&store, &acme, new.id).await;
     })

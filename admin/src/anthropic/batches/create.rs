@@ -68,7 +68,7 @@ pub(super) async fn create(
         created_at: Timestamp::default(),
         expires_at: None,
     };
-    let mut writer = FileWriter::begin(app.store.clone(), &file).await?;
+    let mut writer = FileWriter::begin(app, &file).await?;
     for (index, request) in given.requests.iter().enumerate() {
         writer.write(line(index, request)?.as_bytes()).await?;
         room.check(writer.size_bytes())?;

@@ -40,7 +40,7 @@ pub(crate) async fn results(
     // One that ended before its lines were checked has no results of its own.
     if batch.at.in_progress.is_none() {
         let is_cancelled = batch.state == BatchState::Cancelled;
-        let pages = lines::read(&app.store, &batch, FilePosition::default());
+        let pages = lines::read(&app.files, &batch, FilePosition::default());
         let texts = stream::unfold((pages, is_cancelled), async |(mut pages, is_cancelled)| {
             let page = pages.recv().await?;
             let text =

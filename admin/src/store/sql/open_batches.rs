@@ -13,7 +13,6 @@ use super::{
 use crate::store::{
     batch_steps::{CustomIdHash, NamedLine},
     batches::{Batch, BatchId, BatchState},
-    files::{FileId, StoredFile},
     open_batches::{AddedLine, AddedLines, Adding, OpenBatches},
 };
 

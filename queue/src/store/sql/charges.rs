@@ -25,7 +25,7 @@ const ANY: &str = "*";
 pub(crate) fn outcome(row: &Row) -> Result<(Option<Outcome>, bool), StoreError> {
     let (mut outcome, is_later) = dialect::outcome(row)?;
     if let Some(Outcome::Completed(completion)) = &mut outcome {
-        completion.charge = charge(row)?;
+        completion.charge = charge(row)?.map(Box::new);
     }
     Ok((outcome, is_later))
 }
