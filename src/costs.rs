@@ -190,7 +190,7 @@ async fn show(arguments: Show) -> anyhow::Result<ExitCode> {
     let groups = arguments.by.unwrap_or_default();
     let sums = store.charges(&filter, groups, SUMS_MAX).await.context("cannot sum the costs")?;
     if arguments.csv {
-        print!("{}", csv(&sums));
+        output::line(csv(&sums).trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     for sum in &sums {

@@ -203,11 +203,24 @@ fn groups(text: Option<&str>, may_operate: bool) -> Result<ChargeGroups, ApiErro
     Ok(groups)
 }
 
-/// Writes sums as a table for spreadsheets.
+/// Writes sums as a table for spreadsheets (RFC 4180).
 pub fn csv(sums: &[ChargeSum]) -> String {
-    let mut text = String::from(
-        "day,tenant,key,model,tier,answers,input_tokens,cached_tokens,output_tokens,currency,cost\r\n",
-    );
+    let mut table =
+        csv::WriterBuilder::new().terminator(csv::Terminator::CRLF).from_writer(Vec::new());
+    let names = [
+        "day",
+        "tenant",
+        "key",
+        "model",
+        "tier",
+        "answers",
+        "input_tokens",
+        "cached_tokens",
+        "output_tokens",
+        "currency",
+        "cost",
+    ];
+    table.write_record(names).expect("memory can be written");
     for sum in sums {
         let charge = sum.charge.as_ref();
         let fields = [
@@ -223,21 +236,17 @@ pub fn csv(sums: &[ChargeSum]) -> String {
             charge.map(|charge| charge.currency.as_str().to_owned()),
             charge.map(|charge| charge.amount()),
         ];
-        let fields = fields.map(|field| quoted(field.unwrap_or_default()));
-        text.push_str(&fields.join(","));
-        text.push_str("\r\n");
+        let fields = fields.map(|field| as_text(field.unwrap_or_default()));
+        table.write_record(fields).expect("memory can be written");
     }
-    text
+    let bytes = table.into_inner().expect("memory can be written");
+    String::from_utf8(bytes).expect("fields are texts")
 }
 
-/// Quotes a field (RFC 4180). A name that a spreadsheet would take for a formula gets an apostrophe before it.
-fn quoted(field: String) -> String {
-    let field = match field.starts_with(['=', '+', '-', '@', '\t', '\r']) {
+/// Puts an apostrophe before a name that a spreadsheet would take for a formula.
+fn as_text(field: String) -> String {
+    match field.starts_with(['=', '+', '-', '@', '\t', '\r']) {
         true => format!("'{field}"),
-        false => field,
-    };
-    match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
         false => field,
     }
 }
