@@ -1,10 +1,11 @@
 //! `cargo xtask chaos`: workers and producers run while a seeded nemesis kills, freezes and
 //! disconnects processes; then the guarantees are checked.
 //!
-//! Every batch must end with the answers of an undisturbed run in one process, byte for byte; every
-//! job must have one result row; usage must be counted once; Redis must hold no entries at the end. When
+//! Every batch must end with the answers of an undisturbed run in one process, byte for byte, also those of the HTTP API
+//! that are paused, resumed, retried and cancelled meanwhile; every job must have one result row; usage must be counted once; Redis must hold no entries at the end. When
 //! only servers fail, no job may spend an attempt.
 
+mod changed;
 mod checks;
 mod fleet;
 mod nemesis;
@@ -23,6 +24,7 @@ use anyhow::{Context as _, bail, ensure};
 use tritmill_servers::{Postgres, Signal};
 
 use self::{
+    changed::ChangedBatches,
     checks::Statistics,
     fleet::{Environment, Producer, Worker, answers},
     nemesis::Nemesis,
@@ -51,6 +53,7 @@ struct Cluster {
     /// Time at which to start the stopped worker of the same index.
     restart_at: Vec<Option<Instant>>,
     producers: Vec<Producer>,
+    changed: ChangedBatches,
     input: PathBuf,
     /// Answers of the undisturbed run.
     expected: Vec<String>,
@@ -84,6 +87,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
             cluster.restart_workers()?;
             cluster.check_producers()?;
             cluster.start_producers()?;
+            cluster.changed.act(true)?;
             if Instant::now() >= scrape_at {
                 scrape_at = Instant::now() + SCRAPE_INTERVAL;
                 cluster.scrape();
@@ -95,6 +99,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         checks::run(&mut cluster, faults)
     })();
     println!("{}", nemesis.summary());
+    println!("{}", cluster.changed.summary());
     if let Some(promotions) = cluster.redis.summary()? {
         println!("{promotions}");
     }
@@ -117,17 +122,18 @@ impl Cluster {
             database_url: format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()),
             folder: folder.to_owned(),
             attempts: options.attempts,
-            server: None,
         };
         process::run(environment.command(&["migrate"])?.env("DATABASE_URL", postgres.url()))?;
         let input = folder.join("in.jsonl");
-        fs::write(&input, lines())?;
+        let lines = lines();
+        fs::write(&input, &lines)?;
         let output = folder.join("undisturbed.jsonl");
         let mut undisturbed = environment.command(&["batch", "run"])?;
         undisturbed.arg(&input).arg("-o").arg(&output);
         process::run(undisturbed.env_remove("REDIS_URL").env_remove("DATABASE_URL"))?;
         let expected = answers(&output)?;
         ensure!(expected.len() == LINES, "{} answers to {LINES} lines", expected.len());
+        let changed = ChangedBatches::new(&environment, &lines, &expected, options.seed)?;
         let mut cluster = Self {
             proxies: redis.proxies().iter().cloned().chain([proxy]).collect(),
             redis,
@@ -136,6 +142,7 @@ impl Cluster {
             workers: (0..options.workers).map(|_| None).collect(),
             restart_at: vec![Some(Instant::now()); options.workers],
             producers: Vec::new(),
+            changed,
             input,
             expected,
             batches_started: 0,
@@ -213,12 +220,16 @@ impl Cluster {
     /// Waits until every batch has ended, then drains the workers.
     fn finish(&mut self) -> anyhow::Result<()> {
         let started = Instant::now();
-        while !self.producers.is_empty() {
+        while !(self.producers.is_empty() && self.changed.is_idle()) {
             if started.elapsed() > FINISH_LIMIT {
-                bail!("{} batches have not ended in {FINISH_LIMIT:?}", self.producers.len());
+                let left = self.producers.len() + usize::from(!self.changed.is_idle());
+                bail!("{left} batches have not ended in {FINISH_LIMIT:?}");
             }
             self.restart_workers()?;
             self.check_producers()?;
+            if !self.changed.is_idle() {
+                self.changed.act(false)?;
+            }
             sleep(TICK);
         }
         if self.redis.settle()? {

@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail, ensure};
 use tritmill_servers::Redis;
 
 use super::{
-    Cluster, LINES,
+    Cluster, LINES, changed,
     fleet::{COUNTERS, LEASE},
     nemesis::Faults,
 };
@@ -123,7 +123,8 @@ pub fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
 /// Checks rows, usage and leases in Postgres, then waits until the streams in Redis are empty.
 pub fn run(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
     let port = cluster.postgres.port();
-    let expected = (cluster.batches_started * LINES) as u64;
+    let changed = cluster.changed.ended as u64;
+    let expected = (cluster.batches_started * LINES) as u64 + changed * changed::LINES as u64;
     let results = number(port, "SELECT count(*) FROM results")?;
     let lost = "SELECT count(*) FROM all_jobs WHERE id NOT IN (SELECT job_id FROM results)";
     let duplicated = results.saturating_sub(expected);
@@ -142,7 +143,8 @@ pub fn run(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
     let leases = number(port, "SELECT count(*) FROM all_jobs WHERE lease_until IS NOT NULL")?;
     ensure!(leases == 0, "{leases} leases are left");
     let tokens = number(port, "SELECT coalesce(sum(completion_tokens), 0) FROM results")?;
-    let generated = tokens_of(&cluster.expected)? * cluster.batches_started as u64;
+    let generated = tokens_of(&cluster.expected)? * cluster.batches_started as u64
+        + tokens_of(cluster.changed.expected())? * changed;
     ensure!(tokens == generated, "{tokens} tokens are recorded, {generated} were generated");
     cluster.statistics.results = results;
     cluster.statistics.completion_tokens = tokens;

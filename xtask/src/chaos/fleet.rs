@@ -26,15 +26,6 @@ pub struct Environment {
     pub folder: PathBuf,
     /// Maximum number of attempts of each job.
     pub attempts: u32,
-    /// The admin that producers send their batches to, instead of Redis and Postgres.
-    pub server: Option<Server>,
-}
-
-/// Address and key of an admin.
-#[derive(Clone)]
-pub struct Server {
-    pub url: String,
-    pub key: String,
 }
 
 impl Environment {
@@ -117,7 +108,7 @@ impl Worker {
 }
 
 /// Returns the value of a string in one line of JSON.
-fn field(line: &str, name: &str) -> Option<String> {
+pub fn field(line: &str, name: &str) -> Option<String> {
     let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
     rest.split_once('"').map(|(value, _)| value.to_owned())
 }
@@ -142,16 +133,7 @@ impl Producer {
     fn spawn(environment: &Environment, input: &Path, output: &Path) -> anyhow::Result<Process> {
         let attempts = environment.attempts.to_string();
         let mut command = environment.command(&["batch", "run"])?;
-        match &environment.server {
-            Some(Server { url, key }) => {
-                command.args(["--server", url]).env("TRITMILL_KEY", key);
-                command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
-            }
-            None => {
-                command.args(["--attempts", &attempts]);
-            }
-        }
-        command.arg(input).arg("-o").arg(output);
+        command.args(["--attempts", &attempts]).arg(input).arg("-o").arg(output);
         command.spawn().map(Process).context("cannot start a producer")
     }
 

@@ -125,7 +125,8 @@ impl Nemesis {
         match self.random.below(kinds) {
             0..32 if self.faults == Faults::All => self.kill_worker(cluster),
             32..44 if self.faults == Faults::All => self.freeze_worker(cluster),
-            44..56 => self.kill_producer(cluster),
+            44..52 => self.kill_producer(cluster),
+            52..56 => self.kill_admin(cluster),
             56..60 if !redis_down => {
                 self.count("redis killed and emptied");
                 let node = self.node(cluster);
@@ -243,6 +244,13 @@ impl Nemesis {
         if let Some(producer) = cluster.producers.get_mut(index) {
             producer.process.kill();
             self.count("producers killed");
+        }
+    }
+
+    fn kill_admin(&mut self, cluster: &mut Cluster) {
+        let after = self.time_between(0, 2000);
+        if cluster.changed.kill_admin(after) {
+            self.count("admins killed");
         }
     }
 

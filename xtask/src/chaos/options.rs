@@ -6,7 +6,8 @@ use super::{nemesis::Faults, redis::Setup};
 
 pub const HELP: &str = "\
 Runs workers, producers, Redis and Postgres, injects faults by seed, and then checks that no job is
-lost, that no job has two results, and that every answer equals that of an undisturbed run.
+lost, that no job has two results, and that every answer equals that of an undisturbed run. A batch of
+the HTTP API is paused, resumed, retried and cancelled at random meanwhile.
 
 Usage: cargo xtask chaos [OPTIONS]
 
@@ -19,7 +20,7 @@ Usage: cargo xtask chaos [OPTIONS]
                  and a Sentinel (server)
 
 Faults:
-  workers and producers are killed; a worker hangs for longer than its lease
+  workers, producers and the admin are killed; a worker hangs for longer than its lease
   Redis is killed, or killed and emptied; Postgres is killed, also for longer than a lease; both
   a server hangs with its connections open; connections are closed or delayed
   pg_dump locks the tables
