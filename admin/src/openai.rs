@@ -17,3 +17,4 @@ pub(crate) mod schemas;
 pub(crate) mod stream;
 pub(crate) mod time_limit;
 pub(crate) mod tokenize;
+pub(crate) mod webhook;

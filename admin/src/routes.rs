@@ -13,7 +13,7 @@ use crate::{
     costs,
     dashboard::{self as pages, session},
     health,
-    openai::{batches, completions, files, models, responses, schedules, tokenize},
+    openai::{batches, completions, files, models, responses, schedules, tokenize, webhook},
     openapi,
     operator::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, prices,
@@ -104,6 +104,9 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/v1/batches/{id}/unarchive", SUBMIT,  || post(batches::unarchive)),
     route(Method::GET,    "/v1/batches/{id}/results",   READ,    || get(batches::results::read)),
     route(Method::POST,   "/v1/batches/estimate",       READ,    || post(batches::estimate::estimate)),
+    route(Method::GET,    "/v1/webhook",                READ,    || get(webhook::show)),
+    route(Method::POST,   "/v1/webhook",                MANAGE,  || post(webhook::set)),
+    route(Method::DELETE, "/v1/webhook",                MANAGE,  || delete(webhook::remove)),
     route(Method::GET,    "/v1/schedules",              READ,    || get(schedules::list)),
     route(Method::POST,   "/v1/schedules",              SUBMIT,  || post(schedules::create)),
     route(Method::GET,    "/v1/schedules/{id}",         READ,    || get(schedules::one)),

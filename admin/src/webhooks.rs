@@ -231,14 +231,8 @@ mod tests {
 
     #[test]
     fn failed_calls_are_retried_with_growing_delays_and_not_forever() {
-        let mut webhook = Webhook {
-            url: "https://a.example/".to_owned(),
-            secret: WebhookSecret(String::new()),
-            attempts: 0,
-            next_at: None,
-            ended_at: None,
-            error: None,
-        };
+        let mut webhook =
+            Webhook::new("https://a.example/".to_owned(), WebhookSecret(String::new()));
         let now = Timestamp(1000);
         let delivered = after_call(webhook.clone(), &Ok(()), now);
         assert_eq!((delivered.ended_at, delivered.error, delivered.attempts), (Some(now), None, 1));

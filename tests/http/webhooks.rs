@@ -176,6 +176,38 @@ fn webhook_is_signed_and_retried_until_delivered() {
 }
 
 #[test]
+fn batches_without_a_webhook_call_that_of_their_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = service(folder.path());
+    let caller = service.first();
+    let receiver = Receiver::start(&[Reaction::Answer(200)]);
+    let own = Receiver::start(&[Reaction::Answer(200)]);
+    assert_eq!(caller.get("/v1/webhook").json()["url"], Value::Null);
+    assert_eq!(caller.delete("/v1/webhook").status, 404);
+    let refused = caller.post("/v1/webhook", &json!({ "url": "ftp://a.example/" }));
+    assert_eq!(refused.json()["error"]["param"], "url", "{}", refused.text());
+    let set = caller.post("/v1/webhook", &json!({ "url": receiver.url("127.0.0.1") })).json();
+    assert!(set["secret"].as_str().unwrap().starts_with("whsec_"), "{set}");
+    let shown = caller.get("/v1/webhook").json();
+    assert_eq!(
+        (&shown["url"], shown.get("secret")),
+        (&set["url"], None),
+        "the secret is shown once"
+    );
+    let id = caller.batch(lines(1).as_bytes(), "1h");
+    let batch = caller.get(&format!("/v1/batches/{id}")).json();
+    assert_eq!((&batch["webhook"]["url"], batch["webhook"].get("secret")), (&set["url"], None));
+    eventually("it is called", || webhook(&caller, &batch)["status"] == "delivered");
+    // One of its own comes first, and a removed one is called no more.
+    let other = create(&caller, &own.url("127.0.0.1"));
+    eventually("its own is called", || webhook(&caller, &other)["status"] == "delivered");
+    assert_eq!(caller.delete("/v1/webhook").status, 200);
+    let id = caller.batch(lines(1).as_bytes(), "1h");
+    assert_eq!(caller.finished(&id)["webhook"], Value::Null);
+    assert_eq!((receiver.calls().len(), own.calls().len()), (1, 1));
+}
+
+#[test]
 fn webhook_of_a_killed_admin_is_delivered_by_another() {
     let fleet = Fleet::start();
     let _worker = fleet.worker(&[]);

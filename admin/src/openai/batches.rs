@@ -20,7 +20,8 @@ pub(crate) use self::changes::{
     pause, pause_of, resume, retry,
 };
 pub(crate) use self::open::{__path_add_lines, __path_seal, add_lines, seal};
-pub(crate) use self::request::NewBatch;
+use self::request::NewBatch;
+pub(crate) use self::request::parse_webhook;
 use super::{
     idempotency,
     list::{List, ListQuery},
@@ -240,7 +241,9 @@ pub(crate) async fn create(
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> JsonResult<BatchView> {
     let batch = create_batch(&app, &caller, body, idempotency::key(&headers)?).await?;
-    let secret = batch.webhook.as_ref().map(|webhook| webhook.secret.0.clone());
+    // Who creates a batch need not know the secret of the tenant's webhook.
+    let own = batch.webhook.as_ref().filter(|webhook| !webhook.is_of_tenant);
+    let secret = own.map(|webhook| webhook.secret.0.clone());
     let mut view = BatchView::from(batch);
     if let Some(webhook) = &mut view.webhook {
         webhook.secret = secret;
@@ -301,6 +304,10 @@ async fn submit(
         None => estimate::Asked::default(),
     };
     estimate::check_capacity(app, &asked, new.within, new.tier()).await?;
+    let webhook = match new.webhook {
+        Some(own) => Some(own),
+        None => app.store.tenant_webhook(&caller.tenant).await?,
+    };
     let created_at = app.client.now().await?;
     // An open batch has a file of its own, to which lines are added.
     let input = match given {
@@ -343,7 +350,7 @@ async fn submit(
         archived_at: None,
         added: 0,
         idempotency_key,
-        webhook: new.webhook,
+        webhook,
         steps: StepState::default(),
     };
     let max = tenant_limits::open_batches(app, &caller.tenant).await?;
@@ -427,7 +434,10 @@ async fn copy_lines(app: &App, from: &StoredFile, to: FileId) -> Result<u64, Api
 
 /// Whether both batches come from equal requests.
 fn is_same_request(known: &Batch, new: &Batch) -> bool {
-    let url = |batch: &Batch| batch.webhook.as_ref().map(|webhook| webhook.url.clone());
+    let url = |batch: &Batch| {
+        let own = batch.webhook.as_ref().filter(|webhook| !webhook.is_of_tenant);
+        own.map(|webhook| webhook.url.clone())
+    };
     // An open batch is known by the file that it began with.
     (known.began_with, known.at.sealed.is_some() || known.is_open) == (new.began_with, new.is_open)
         && (new.is_open || known.input == new.input)

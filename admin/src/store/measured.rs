@@ -24,6 +24,7 @@ use super::{
     open_batches::{AddedLines, Adding},
     schedules::{Schedule, ScheduleId},
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits},
+    webhooks::Webhook,
 };
 
 measured! {
@@ -125,6 +126,9 @@ measured! {
         fn audit_log(page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
     }
     Tenants {
+        fn tenant_webhook(tenant: &Tenant) -> Result<Option<Webhook>, StoreError>;
+        fn set_tenant_webhook(tenant: &Tenant, webhook: Option<&Webhook>)
+            -> Result<(), StoreError>;
         fn tenant_limits(tenant: &Tenant) -> Result<TenantLimits, StoreError>;
         fn tenant_account(tenant: &Tenant) -> Result<TenantAccount, StoreError>;
         fn limited_tenants() -> Result<Vec<TenantAccount>, StoreError>;

@@ -3,6 +3,8 @@
 use async_trait::async_trait;
 use tritmill_queue::{StoreError, Tenant};
 
+use super::webhooks::Webhook;
+
 /// Limits that operators set for a tenant. `None`: the service's own limit, or no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TenantLimits {
@@ -77,6 +79,16 @@ pub trait Tenants: Send + Sync {
         &self,
         tenant: &Tenant,
         limits: TenantLimits,
+    ) -> Result<(), StoreError>;
+
+    /// Returns the webhook of a tenant's batches that have none of their own.
+    async fn tenant_webhook(&self, tenant: &Tenant) -> Result<Option<Webhook>, StoreError>;
+
+    /// Sets or removes that webhook.
+    async fn set_tenant_webhook(
+        &self,
+        tenant: &Tenant,
+        webhook: Option<&Webhook>,
     ) -> Result<(), StoreError>;
 
     /// Deletes everything of a tenant: keys, batches, files, limits, quotas, and jobs with their results in

@@ -16,6 +16,9 @@ pub struct Webhook {
     pub url: String,
     /// Key of the signatures.
     pub secret: WebhookSecret,
+    /// Whether it is its tenant's, and not the batch's own.
+    #[serde(default)]
+    pub is_of_tenant: bool,
     /// Calls so far.
     #[serde(default)]
     pub attempts: u32,
@@ -31,6 +34,12 @@ pub struct Webhook {
 }
 
 impl Webhook {
+    /// Returns a webhook that was not called yet.
+    pub fn new(url: String, secret: WebhookSecret) -> Self {
+        let (next_at, ended_at, error) = (None, None, None);
+        Self { url, secret, is_of_tenant: false, attempts: 0, next_at, ended_at, error }
+    }
+
     /// Returns the webhook as it was before its first call, for a batch that ends once more.
     pub fn again(self) -> Self {
         Self { attempts: 0, next_at: None, ended_at: None, error: None, ..self }
@@ -64,7 +73,7 @@ mod tests {
         let host = |url: &str| {
             let secret = WebhookSecret(String::new());
             let url = url.to_owned();
-            Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None }.host()
+            Webhook::new(url, secret).host()
         };
         for url in
             ["https://A.example:8443/x?y=/z", "http://a.example:8443", "http://a.EXAMPLE:8443?q"]

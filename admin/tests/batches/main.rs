@@ -272,8 +272,7 @@ async fn webhook_is_due_from_the_end_of_the_batch_until_delivered() {
         let secret = WebhookSecret("s".to_owned());
         let url = "https://a.example/".to_owned();
         let told = || async { store.claim_webhooks(by("a"), ANY).await.unwrap() };
-        held.batch.webhook =
-            Some(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None });
+        held.batch.webhook = Some(Webhook::new(url, secret));
         assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
         assert!(told().await.is_empty(), "the batch is unfinished");
         held.batch.enter(BatchState::Completed, Timestamp(9));

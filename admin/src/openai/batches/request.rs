@@ -93,7 +93,10 @@ impl NewBatch {
         };
         let metadata = fields.take("metadata").map(metadata).transpose()?;
         let output_expires_s = fields.take("output_expires_after").map(expiry).transpose()?;
-        let webhook = fields.take("webhook").map(|value| webhook(value, allowed)).transpose()?;
+        let webhook = fields
+            .take("webhook")
+            .map(|value| parse_webhook(value, allowed, "webhook."))
+            .transpose()?;
         fields.finish()?;
         Ok(Self {
             input,
@@ -150,26 +153,31 @@ fn expiry(value: Value) -> Result<u64, ApiError> {
     seconds.filter(|seconds| is_known && EXPIRES_S.contains(seconds)).ok_or_else(invalid)
 }
 
-/// Validates a webhook; generates a secret if none is given.
-fn webhook(value: Value, allowed: AddressPolicy) -> Result<Webhook, ApiError> {
+/// Validates a webhook; generates a secret if none is given. The names of its fields begin with `prefix` in errors.
+pub(crate) fn parse_webhook(
+    value: Value,
+    allowed: AddressPolicy,
+    prefix: &str,
+) -> Result<Webhook, ApiError> {
     let invalid =
         |param: &str, problem: &str| ApiError::invalid_value(param, format!("{param} {problem}"));
     let Value::Object(map) = value else {
         return Err(invalid("webhook", "must be an object"));
     };
-    let mut fields = Fields::new(map, "webhook.");
-    let url = fields.text("url")?.ok_or_else(|| ApiError::missing_field("webhook.url"))?;
+    let mut fields = Fields::new(map, prefix);
+    let (url_field, secret_field) = (format!("{prefix}url"), format!("{prefix}secret"));
+    let url = fields.text("url")?.ok_or_else(|| ApiError::missing_field(&url_field))?;
     if url.len() > URL_BYTES_MAX {
-        return Err(invalid("webhook.url", &format!("is longer than {URL_BYTES_MAX} bytes")));
+        return Err(invalid(&url_field, &format!("is longer than {URL_BYTES_MAX} bytes")));
     }
     check_target(&url, allowed)
-        .map_err(|error| invalid("webhook.url", &format!("cannot be called: {error}")))?;
+        .map_err(|error| invalid(&url_field, &format!("cannot be called: {error}")))?;
     let secret = fields.text("secret")?.map_or_else(signature::generate, WebhookSecret);
     if signature::key(&secret).is_none() {
-        return Err(invalid("webhook.secret", "must be whsec_ and the base64 of 24 to 64 bytes"));
+        return Err(invalid(&secret_field, "must be whsec_ and the base64 of 24 to 64 bytes"));
     }
     fields.finish()?;
-    Ok(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None })
+    Ok(Webhook::new(url, secret))
 }
 
 #[cfg(test)]

@@ -4,7 +4,10 @@ use async_trait::async_trait;
 use tritmill_queue::{StoreError, Tenant, store::Maintenance as _};
 
 use super::{Row, SqlStore, query, rows, storable};
-use crate::store::tenants::{Erased, StoredFiles, TenantAccount, TenantLimits, TenantUse, Tenants};
+use crate::store::{
+    tenants::{Erased, StoredFiles, TenantAccount, TenantLimits, TenantUse, Tenants},
+    webhooks::{Webhook, WebhookSecret},
+};
 
 /// Selects accounts of the tenants that a subquery names `wanted`.
 macro_rules! select_accounts {
@@ -93,6 +96,32 @@ impl Tenants for SqlStore {
         self.execute(set).await.map(drop)
     }
 
+    async fn tenant_webhook(&self, tenant: &Tenant) -> Result<Option<Webhook>, StoreError> {
+        let found = query("SELECT url, secret FROM tenant_webhooks WHERE tenant = $1");
+        let found = self.fetch_optional(found.bind(&tenant.0)).await?;
+        let webhook = |row: &Row| {
+            let (url, secret) = (rows::get(row, "url")?, rows::get(row, "secret")?);
+            Ok(Webhook { is_of_tenant: true, ..Webhook::new(url, WebhookSecret(secret)) })
+        };
+        found.as_ref().map(webhook).transpose()
+    }
+
+    async fn set_tenant_webhook(
+        &self,
+        tenant: &Tenant,
+        webhook: Option<&Webhook>,
+    ) -> Result<(), StoreError> {
+        storable("tenant", &tenant.0)?;
+        let Some(webhook) = webhook else {
+            let delete = query("DELETE FROM tenant_webhooks WHERE tenant = $1");
+            return self.execute(delete.bind(&tenant.0)).await.map(drop);
+        };
+        let set = "INSERT INTO tenant_webhooks (tenant, url, secret) VALUES ($1, $2, $3)
+             ON CONFLICT (tenant) DO UPDATE SET url = excluded.url, secret = excluded.secret";
+        let set = query(set).bind(&tenant.0).bind(&webhook.url).bind(&webhook.secret.0);
+        self.execute(set).await.map(drop)
+    }
+
     /// Keys go first, so that no more requests are accepted; then batches, which submit jobs.
     async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
         let mut erased = Erased::default();
@@ -111,6 +140,7 @@ impl Tenants for SqlStore {
             "DELETE FROM tenant_limits WHERE tenant = $1",
             "DELETE FROM call_keys WHERE tenant = $1",
             "DELETE FROM schedules WHERE tenant = $1",
+            "DELETE FROM tenant_webhooks WHERE tenant = $1",
             "DELETE FROM budgets WHERE tenant = $1",
             "DELETE FROM charges WHERE tenant = $1",
         ] {
