@@ -20,8 +20,7 @@ pub(crate) use self::changes::{
     pause, pause_of, resume, retry,
 };
 pub(crate) use self::open::{__path_add_lines, __path_seal, add_lines, seal};
-use self::request::NewBatch;
-pub(crate) use self::request::parse_webhook;
+pub(crate) use self::request::{NewBatch, parse_webhook};
 use super::{
     idempotency,
     list::{List, ListQuery},
