@@ -11,7 +11,7 @@ ALTER TABLE jobs ADD COLUMN shade text;
 ALTER TABLE jobs ADD COLUMN weight bigint NOT NULL DEFAULT 1;
 ALTER TABLE open_jobs ADD COLUMN shade text;
 ALTER TABLE open_jobs ADD COLUMN weight bigint NOT NULL DEFAULT 1;
-ALTER TABLE results ADD COLUMN cached_tokens bigint NOT NULL DEFAULT 0;
+ALTER TABLE results ADD COLUMN of_a_later_release bigint NOT NULL DEFAULT 0;
 ALTER TABLE workers ADD COLUMN device text;
 ALTER TABLE queues ADD COLUMN note text;
 ALTER TABLE attempt_errors ADD COLUMN device text;

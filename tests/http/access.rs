@@ -148,7 +148,11 @@ fn every_route_checks_role_and_tenant() {
             } else if allowed && route.path.contains("{id}") {
                 let none = other.ask(&admin, route, &nowhere);
                 assert_eq!((answer.status, none.status), (404, 404), "{here}");
-                let body = |answer: &Answer| answer.text().replace(&here, "").replace(&nowhere, "");
+                let body = |answer: &Answer| {
+                    let text = answer.text().replace(&here, "").replace(&nowhere, "");
+                    // Every request has an id of its own.
+                    text.split("\"request_id\":").next().unwrap_or_default().to_owned()
+                };
                 let shape = |answer: &Answer, ids: &HashMap<&str, String>| {
                     ids.values().fold(body(answer), |text, id| text.replace(id.as_str(), "ID"))
                 };

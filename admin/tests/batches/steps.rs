@@ -201,8 +201,7 @@ async fn with_webhooks(store: &Arc<dyn TestStore>, owner: &Tenant, hosts: &[&str
         create(store, owner).await;
         let mut held = claim(store).await.unwrap();
         let (url, secret) = (format!("https://{host}/"), WebhookSecret("s".to_owned()));
-        held.batch.webhook =
-            Some(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None });
+        held.batch.webhook = Some(Webhook::new(url, secret));
         held.batch.enter(BatchState::Completed, Timestamp(9));
         assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
         release(store, &held).await;
