@@ -68,6 +68,9 @@ pub struct Show {
 
 /// List the prices.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  tritmill costs prices\n  tritmill costs prices --store tritmill.sqlite"
+)]
 pub struct Prices {
     #[command(flatten)]
     store_options: StoreOptions,
@@ -111,6 +114,7 @@ pub struct PriceArguments {
 
 /// List the budgets.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  tritmill costs budgets\n  tritmill costs budgets acme")]
 pub struct Budgets {
     /// One tenant
     #[arg(value_name = "TENANT")]

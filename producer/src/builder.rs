@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tritmill_queue::{
-    Conversation, Grammar, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling,
-    SamplingError, Task, Tenant, Timestamp, TraceParent, TraceParentError, VectorFormat,
+    Billing, Conversation, Grammar, Job, JobId, Message, Priority, Prompt, QueueName, Role,
+    Sampling, SamplingError, Task, Tenant, Timestamp, TraceParent, TraceParentError, VectorFormat,
 };
 
 use crate::{
@@ -74,6 +74,8 @@ macro_rules! setters {
 setters! {
     /// Sets the priority; the default is normal.
     priority: Priority => job.priority;
+    /// Sets to which account the job is charged: the tier of its price, and an API key. Set the priority as well.
+    billing: Billing => job.billing;
     /// Sets the tenant that owns the job; tenants share a queue fairly.
     tenant: Tenant => job.tenant;
     /// Sets how many attempts may end in an error or a lost lease before the job has failed.
@@ -270,6 +272,7 @@ impl JobBuilder {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tritmill_queue::Tier;
 
     use super::*;
 
@@ -304,6 +307,7 @@ mod tests {
     fn with_everything() -> JobBuilder {
         JobBuilder::chat("m@tl1", [(Role::User, "a")])
             .priority(Priority::High)
+            .billing(Billing { tier: Tier::Flex, key: None })
             .tenant(Tenant("t".to_owned()))
             .attempts_max(7)
             .run_at(Timestamp(1))

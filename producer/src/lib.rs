@@ -40,12 +40,12 @@ pub use relay::{Relay, RelayProgress};
 pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request, unserved_model};
 pub use responses::{REPEATED, ResponseRequest, answer_message, parse_response};
 pub use tritmill_queue::{
-    Choice, Completion, Content, Conversation, DispatchError, Dispatcher, Embedded, ErrorKind,
-    EventId, FinishReason, FinishedJob, Grammar, Job, JobError, JobEvent, JobId, JobState,
-    LengthLimit, Message, NewLogprobs, Outcome, Part, Priority, Prompt, QueueName, QueueNameError,
-    Role, Sampling, SamplingError, Store, StoreError, Task, Tenant, Timestamp, TokenLogprob,
-    Tokenized, Tool, ToolCall, ToolChoice, TopLogprob, TraceParent, TraceParentError, Usage,
-    Vector, VectorFormat,
+    Billing, Charge, Choice, Completion, Content, Conversation, DispatchError, Dispatcher,
+    Embedded, ErrorKind, EventId, FinishReason, FinishedJob, Grammar, Job, JobError, JobEvent,
+    JobId, JobState, LengthLimit, Message, NewLogprobs, Outcome, Part, Priority, Prompt, QueueName,
+    QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Task, Tenant, Tier,
+    Timestamp, TokenLogprob, Tokenized, Tool, ToolCall, ToolChoice, TopLogprob, TraceParent,
+    TraceParentError, Usage, Vector, VectorFormat,
     dispatch::{Cause, Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
     events::{Events, MemoryEvents},
     store::{AnsweredLine, Conflict, IngestedLine, JobRecord, PostgresStore, SqliteStore},
