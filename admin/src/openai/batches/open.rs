@@ -11,13 +11,65 @@ use utoipa::ToSchema;
 
 use super::{BatchView, change_own, find};
 use crate::{
-    ApiError, Call, JsonResult,
+    ApiError, App, Call, JsonResult,
     added_lines::{self, AddError, Added, BYTES_MAX, LineBounds},
     error::ErrorResponse,
     extract::bounded,
-    store::batch_changes::BatchChange,
+    store::{
+        Batch, FileId,
+        batch_changes::BatchChange,
+        files::{ChunkContent, FILE_CHUNK_BYTES, FilePurpose, StoredFile},
+    },
     tenant_limits,
 };
+
+/// Creates the file of an open batch, with the lines of a file that was given.
+pub(super) async fn own_input(
+    app: &App,
+    batch: &Batch,
+    given: Option<&StoredFile>,
+) -> Result<(), ApiError> {
+    let size_bytes = given.map_or(0, |file| file.size_bytes);
+    tenant_limits::file_room(app, &batch.tenant).await?.check(size_bytes)?;
+    let file = StoredFile {
+        id: batch.input,
+        tenant: batch.tenant.clone(),
+        purpose: FilePurpose::Batch,
+        filename: given.map_or_else(|| "lines.jsonl".to_owned(), |file| file.filename.clone()),
+        size_bytes,
+        created_at: batch.created_at,
+        expires_at: None,
+    };
+    app.store.create_file(&file).await?;
+    let size_bytes = match given {
+        Some(given) => copy_lines(app, given, file.id).await?,
+        None => 0,
+    };
+    Ok(app.store.complete_file(file.id, size_bytes, None).await?)
+}
+
+/// Copies the content of a file to an incomplete one, and ends its last line: what is added must not change the numbers of lines.
+/// Lines are added in transactions, so the copy is in the database, wherever the content of other files is. Returns its size.
+async fn copy_lines(app: &App, from: &StoredFile, to: FileId) -> Result<u64, ApiError> {
+    let (mut number, mut size_bytes, mut is_ended) = (0, 0, true);
+    loop {
+        let chunk = app.files.chunk(from.id, number).await?;
+        let is_last = chunk.as_ref().is_none_or(|chunk| chunk.len() < FILE_CHUNK_BYTES);
+        let mut bytes = chunk.unwrap_or_default();
+        is_ended = bytes.last().map_or(is_ended, |last| *last == b'\n');
+        if is_last && !is_ended {
+            bytes.push(b'\n');
+        }
+        if !bytes.is_empty() {
+            app.store.put_chunk(to, number, ChunkContent::Bytes(&bytes)).await?;
+        }
+        size_bytes += bytes.len() as u64;
+        number += 1;
+        if is_last {
+            return Ok(size_bytes);
+        }
+    }
+}
 
 /// Lines that were added.
 #[derive(Serialize, ToSchema)]
