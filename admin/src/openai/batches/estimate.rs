@@ -177,7 +177,11 @@ async fn promised(app: &App, queue: &QueueName) -> Result<u64, StoreError> {
         let filter = BatchFilter { state: Some(state), ..BatchFilter::default() };
         let page = Page { after: None, limit: BATCHES_MAX, ascending: true };
         let batches = app.store.find_batches(&filter, page).await?;
-        let of_queue = |batch: &&Batch| batch.queue.as_ref().is_none_or(|of| of == queue);
+        // Before its lines are checked, the queues of a batch are not known.
+        let of_queue = |batch: &&Batch| {
+            let mut queues = batch.queue.iter().chain(batch.queues.values()).peekable();
+            queues.peek().is_none() || queues.any(|of| of == queue)
+        };
         tokens += batches.iter().filter(of_queue).map(remaining).sum::<u64>();
     }
     Ok(tokens)
