@@ -27,7 +27,7 @@ use tritmill_queue::{
 use tritmill_worker::machine::Machine;
 
 use crate::{
-    block_on, byte_sizes, costs, descriptors, options, output,
+    block_on, byte_sizes, descriptors, options, output,
     servers::{ServerUrls, Servers},
     sign_on::SignOnOptions,
     signals::Signals,
@@ -217,7 +217,8 @@ fn price(text: &str) -> Result<(PriceOf, Price), String> {
     let cached_input = amounts.get(2).map_or(Ok(input), |text| amount(text))?;
     let currency = currency.parse().map_err(|error: UnknownWord| error.to_string())?;
     let price = Price { currency, input, cached_input, output: amount(amounts[1])? };
-    Ok((costs::price_of(model, Some(tier))?, price))
+    let of = PriceOf::parse(model, tier).map_err(|error| error.to_string())?;
+    Ok((of, price))
 }
 
 impl LimitOptions {

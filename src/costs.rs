@@ -14,17 +14,14 @@ use tritmill_admin::{
     },
 };
 use tritmill_queue::{
-    Tenant, Tier,
+    Tenant,
     billing::{Currency, InvalidAmount, Price, parse_amount, parse_price, write_price},
-    job::UnknownWord,
     store::charges::{ChargeFilter, ChargeGroups, ChargeSum, PriceOf, day_of},
 };
 use uuid::Uuid;
 
 use crate::{block_on, keys::StoreOptions, output};
 
-/// The name of every model, and of every tier.
-const ANY: &str = "*";
 /// Most sums that are printed.
 const SUMS_MAX: u32 = 1_000_000;
 
@@ -91,7 +88,7 @@ pub struct PriceArguments {
     #[arg(value_name = "MODEL")]
     model: String,
     /// priority, default, flex, batch or background, or `*` for every one without a price of its own
-    #[arg(long, value_name = "TIER", default_value = ANY)]
+    #[arg(long, value_name = "TIER", default_value = "*")]
     tier: String,
     /// Currency: three to eight capital letters or digits
     #[arg(long, value_name = "CODE", requires = "input")]
@@ -160,16 +157,6 @@ fn amount(text: &str) -> Result<i64, InvalidAmount> {
     parse_amount(text)
 }
 
-/// Returns the answers that a price is for.
-pub fn price_of(model: &str, tier: Option<&str>) -> Result<PriceOf, String> {
-    if model.is_empty() || model.contains('@') {
-        return Err("the model must be a name without a format, or *".to_owned());
-    }
-    let tier = tier.filter(|tier| *tier != ANY).map(str::parse::<Tier>).transpose();
-    let tier = tier.map_err(|error: UnknownWord| error.to_string())?;
-    Ok(PriceOf { model: Some(model.to_owned()).filter(|model| model != ANY), tier })
-}
-
 /// Runs the command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     block_on(async {
@@ -233,9 +220,10 @@ async fn prices(store_options: &StoreOptions) -> anyhow::Result<ExitCode> {
     for (of, price) in
         store_options.open().await?.prices().await.context("cannot list the prices")?
     {
+        let (model, tier) = of.names();
         output::json(json!({
-            "model": of.model.as_deref().unwrap_or(ANY),
-            "tier": of.tier.map_or(ANY, Tier::as_str),
+            "model": model,
+            "tier": tier,
             "currency": price.currency,
             "input": write_price(price.input),
             "cached_input": write_price(price.cached_input),
@@ -246,7 +234,7 @@ async fn prices(store_options: &StoreOptions) -> anyhow::Result<ExitCode> {
 }
 
 async fn price(arguments: PriceArguments) -> anyhow::Result<ExitCode> {
-    let of = price_of(&arguments.model, Some(&arguments.tier)).map_err(anyhow::Error::msg)?;
+    let of = PriceOf::parse(&arguments.model, &arguments.tier)?;
     let store = arguments.store_options.open().await?;
     let PriceArguments { currency, input, cached_input, output, .. } = arguments;
     let tier = arguments.tier;

@@ -5,7 +5,9 @@
 use serde_json::{Map, Value};
 use tritmill_queue::{
     Billing, Conversation, Grammar, Job, JobId, Priority, Prompt, QueueName, Sampling, Task,
-    Tenant, Tier, VectorFormat, job::ATTEMPTS_DEFAULT, sampling::RESULT_TOKENS_LIMIT,
+    Tenant, Tier, VectorFormat,
+    job::{ATTEMPTS_DEFAULT, estimated_tokens},
+    sampling::RESULT_TOKENS_LIMIT,
 };
 
 use crate::{
@@ -97,6 +99,11 @@ pub struct Body {
 }
 
 impl Body {
+    /// Returns the estimated number of tokens of its prompt, and the most that may be generated.
+    pub fn estimated_tokens(&self) -> (u32, u32) {
+        estimated_tokens(&self.prompt, self.task, &self.sampling)
+    }
+
     /// Returns the job that answers it. Without a seed, one is derived from its id.
     pub fn job(self, id: JobId, queue: QueueName) -> Job {
         let mut echo = Map::new();

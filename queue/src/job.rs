@@ -314,8 +314,7 @@ const BYTES_PER_TOKEN: usize = 4;
 impl Job {
     /// Number of answers: `n` to each prompt.
     pub fn choice_count(&self) -> u32 {
-        let prompts = u32::try_from(self.prompt.parts().len()).unwrap_or(u32::MAX);
-        self.sampling.n.saturating_mul(prompts)
+        choice_count(&self.prompt, &self.sampling)
     }
 
     /// Returns its `metadata` that can be searched, as a JSON object; `None` without any. Postgres' JSON has no NUL
@@ -332,30 +331,34 @@ impl Job {
 
     /// Estimated number of tokens: the prompt by its length, and the most that may be generated.
     pub fn cost(&self) -> u32 {
-        let (prompt, generated) = self.estimated_tokens();
+        let (prompt, generated) = estimated_tokens(&self.prompt, self.task, &self.sampling);
         prompt.saturating_add(generated).max(1)
     }
+}
 
-    /// Estimated number of tokens of the prompt, by its length, and the most that may be generated.
-    pub fn estimated_tokens(&self) -> (u32, u32) {
-        fn tokens(prompt: &Prompt) -> usize {
-            match prompt {
-                Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
-                Prompt::Messages(conversation) => {
-                    conversation.texts().map(|text| text.len() / BYTES_PER_TOKEN).sum()
-                }
-                Prompt::Tokens(tokens) => tokens.len(),
-                Prompt::Several(parts) => parts.iter().map(tokens).sum(),
+/// Returns the estimated number of tokens of a prompt, by its length, and the most that may be generated.
+pub fn estimated_tokens(prompt: &Prompt, task: Task, sampling: &Sampling) -> (u32, u32) {
+    fn tokens(prompt: &Prompt) -> usize {
+        match prompt {
+            Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
+            Prompt::Messages(conversation) => {
+                conversation.texts().map(|text| text.len() / BYTES_PER_TOKEN).sum()
             }
+            Prompt::Tokens(tokens) => tokens.len(),
+            Prompt::Several(parts) => parts.iter().map(tokens).sum(),
         }
-        let prompt = tokens(&self.prompt);
-        let each = match self.task {
-            Task::Generate => self.sampling.max_tokens.unwrap_or(ANSWER_TOKENS_ESTIMATE),
-            Task::Tokenize { .. } | Task::Detokenize | Task::Embed { .. } => 0,
-        };
-        let generated = each.saturating_mul(self.choice_count());
-        (u32::try_from(prompt).unwrap_or(u32::MAX), generated)
     }
+    let each = match task {
+        Task::Generate => sampling.max_tokens.unwrap_or(ANSWER_TOKENS_ESTIMATE),
+        Task::Tokenize { .. } | Task::Detokenize | Task::Embed { .. } => 0,
+    };
+    let generated = each.saturating_mul(choice_count(prompt, sampling));
+    (u32::try_from(tokens(prompt)).unwrap_or(u32::MAX), generated)
+}
+
+fn choice_count(prompt: &Prompt, sampling: &Sampling) -> u32 {
+    let prompts = u32::try_from(prompt.parts().len()).unwrap_or(u32::MAX);
+    sampling.n.saturating_mul(prompts)
 }
 
 #[cfg(test)]

@@ -163,13 +163,39 @@ fn budgets_bound_new_work(caller: &Caller) {
         "{budget}"
     );
     assert_eq!(ask().status, 200);
+    let file = caller.upload(lines(1).as_bytes()).json()["id"].clone();
+    let batch = json!({ "input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h" });
+    let keyed = |path: &str, body: &Value| {
+        let body = body.to_string();
+        let length = body.len();
+        let headers = format!(
+            "Idempotency-Key: before\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n"
+        );
+        caller.send((caller.head("POST", path, &headers) + &body).as_bytes())
+    };
+    let (accepted, answered) =
+        (keyed("/v1/batches", &batch), keyed("/v1/chat/completions", &question(json!({}))));
+    assert_eq!((accepted.status, answered.status), (200, 200));
     assert_eq!(set(json!({ "key": key, "hard": "0.000000001" })).status, 200);
     eventually("the budget of the key is spent", || ask().status == 403);
     assert_eq!(ask().error(), (403, "budget_spent".to_owned()));
     assert!(ask().text().contains("the API key has spent"), "{}", ask().text());
-    let file = caller.upload(lines(1).as_bytes()).json()["id"].clone();
-    let batch = json!({ "input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h" });
     assert_eq!(caller.post("/v1/batches", &batch).status, 403);
+    // What was accepted is accepted when it comes again.
+    let again = keyed("/v1/batches", &batch);
+    assert_eq!(
+        (again.status, &again.json()["id"]),
+        (200, &accepted.json()["id"]),
+        "{}",
+        again.text()
+    );
+    let again = keyed("/v1/chat/completions", &question(json!({})));
+    assert_eq!(
+        (again.status, &again.json()["id"]),
+        (200, &answered.json()["id"]),
+        "{}",
+        again.text()
+    );
     // Without bounds it is gone.
     assert_eq!(set(json!({ "key": key })).status, 200);
     eventually("there is no budget of the key", || ask().status == 200);

@@ -89,7 +89,7 @@ pub(super) async fn step(
             check.add_error(Some(line), "model_not_found", &message, Some("body.model"));
         }
     }
-    let ValidationState { lines, refused, errors, queues, .. } = check.state;
+    let ValidationState { lines, refused, tokens, errors, queues, .. } = check.state;
     if check.has_models {
         let served = queues.into_iter().filter_map(|(name, queue)| Some((name, queue?)));
         claim.batch.set_queues(served);
@@ -105,6 +105,7 @@ pub(super) async fn step(
     // Those that were added count for themselves.
     claim.batch.lines = lines.saturating_sub(claim.batch.added);
     (claim.batch.refused, claim.batch.failed) = (refused, refused);
+    claim.batch.tokens = Some(tokens);
     claim.batch.steps.is_valid = true;
     if is_open {
         // Lines that are added must not have the same names.
@@ -295,6 +296,8 @@ impl Validation {
             self.add_error(Some(number), "invalid_url", &message, Some("url"));
         }
         self.check_custom_id(number, &request.custom_id, request.key);
+        let (prompt, generated) = request.body.estimated_tokens();
+        self.state.tokens += u64::from(prompt) + u64::from(generated);
         if self.has_models {
             let queue = request.body.model.as_ref().and_then(|name| self.state.queues.get(name));
             self.state.refused += u64::from(!matches!(queue, Some(Some(_))));

@@ -297,12 +297,10 @@ async fn submit(
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
     let (given, lines) = given.unzip();
-    app.budget_checks.check(app, caller).await?;
-    let asked = match given {
-        Some(file) => estimate::read(app, file, new.tier()).await?,
-        None => estimate::Asked::default(),
+    let (tokens, refused) = match admit(app, caller, &new, given).await {
+        Ok(tokens) => (tokens, None),
+        Err(refused) => (None, Some(refused)),
     };
-    estimate::check_capacity(app, &asked, new.within, new.tier()).await?;
     let webhook = match new.webhook {
         Some(own) => Some(own),
         None => app.store.tenant_webhook(&caller.tenant).await?,
@@ -338,7 +336,7 @@ async fn submit(
         failed: 0,
         usage: None,
         cost: Vec::new(),
-        tokens: Some(asked.tokens()),
+        tokens,
         errors: Vec::new(),
         output: None,
         error_file: None,
@@ -352,8 +350,12 @@ async fn submit(
         webhook,
         steps: StepState::default(),
     };
-    let max = tenant_limits::open_batches(app, &caller.tenant).await?;
-    if new.open {
+    // The request of a batch that is there is answered, though its budget was spent or its window filled meanwhile.
+    let max = match refused {
+        None => tenant_limits::open_batches(app, &caller.tenant).await?,
+        Some(_) => 0,
+    };
+    if new.open && refused.is_none() {
         open::own_input(app, &batch, given).await?;
     }
     let created = app.store.create_batch(&batch, max).await?;
@@ -363,7 +365,7 @@ async fn submit(
     let known = match created {
         Creation::New => None,
         Creation::Known(known) => Some(*known),
-        Creation::Full => return Err(ApiError::too_many_batches(max)),
+        Creation::Full => return Err(refused.unwrap_or_else(|| ApiError::too_many_batches(max))),
     };
     if known.as_ref().is_some_and(|known| !is_same_request(known, &batch)) {
         return Err(idempotency::conflict("batch"));
@@ -373,6 +375,17 @@ async fn submit(
         tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
     }
     Ok(known.unwrap_or(batch))
+}
+
+/// Checks the budgets and the capacity for a new batch; returns its tokens, if they count already.
+async fn admit(
+    app: &App,
+    caller: &Caller,
+    new: &NewBatch,
+    file: Option<&StoredFile>,
+) -> Result<Option<u64>, ApiError> {
+    app.budget_checks.check(app, caller).await?;
+    estimate::check_capacity(app, file, new.within, new.tier()).await
 }
 
 /// Returns the file with the lines of a new batch.

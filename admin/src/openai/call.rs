@@ -81,7 +81,18 @@ pub(crate) async fn submit(
 ) -> Result<AcceptedCall, ApiError> {
     let CallContext { caller, traceparent, limit, stream, echo, key } = context;
     let queue = queue_of(&app, &body).await?;
-    app.budget_checks.check(&app, &caller).await?;
+    if let Err(refused) = app.budget_checks.check(&app, &caller).await {
+        // A call that comes again gets its answer, though its budget was spent meanwhile.
+        let is_known = match &key {
+            Some((key, hash)) => {
+                app.store.has_call(&caller.tenant, CallKey { key, request_hash: hash }).await?
+            }
+            None => false,
+        };
+        if !is_known {
+            return Err(refused);
+        }
+    }
     let created = app.client.now().await?;
     let id = match &key {
         Some((key, hash)) => {

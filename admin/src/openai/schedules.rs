@@ -88,16 +88,7 @@ pub(crate) async fn create(
         ApiError::invalid_value("cron", "cron never comes: no day has all of its fields")
     })?;
     check_request(&app, &caller, batch.clone()).await.map_err(named_in_batch)?;
-    let record = ScheduleRecord {
-        cron,
-        timezone,
-        batch,
-        created_at: now,
-        last_run_at: None,
-        last_batch: None,
-        error: None,
-        missed: 0,
-    };
+    let record = ScheduleRecord::new(cron, timezone, batch, now);
     let schedule = Schedule {
         id: ScheduleId::generate(),
         tenant: caller.tenant,

@@ -4,8 +4,8 @@ use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tritmill_queue::{
-    billing::{Currency, InvalidAmount, Price, Tier, parse_amount, parse_price, write_price},
-    store::charges::PriceOf,
+    billing::{Currency, InvalidAmount, Price, parse_amount, parse_price, write_price},
+    store::charges::{InvalidPriceOf, PriceOf},
 };
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -17,9 +17,6 @@ use crate::{
     days::day_text,
     store::budgets::{Budget, BudgetOf, BudgetPeriod},
 };
-
-/// The name of every model, and of every tier.
-const ANY: &str = "*";
 
 /// A price, per million tokens.
 #[derive(Serialize, ToSchema)]
@@ -38,9 +35,10 @@ pub(crate) struct PriceView {
 
 impl From<(PriceOf, Price)> for PriceView {
     fn from((of, price): (PriceOf, Price)) -> Self {
+        let (model, tier) = of.names();
         Self {
-            model: of.model.unwrap_or_else(|| ANY.to_owned()),
-            tier: of.tier.map_or(ANY, Tier::as_str),
+            model: model.to_owned(),
+            tier,
             currency: price.currency.as_str().to_owned(),
             input: write_price(price.input),
             cached_input: write_price(price.cached_input),
@@ -105,16 +103,12 @@ fn currency(text: &str) -> Result<Currency, ApiError> {
     text.parse().map_err(|_| ApiError::invalid_value("currency", message))
 }
 
-/// Returns the answers that a price is for.
-pub(crate) fn price_of(model: &str, tier: Option<&str>) -> Result<PriceOf, ApiError> {
-    if model.is_empty() || model.contains('\0') || model.contains('@') {
-        let message = "model must be the name of a model without a format, or '*'";
-        return Err(ApiError::invalid_value("model", message));
-    }
-    let words = "'priority', 'default', 'flex', 'batch', 'background' or '*'";
-    let tier = tier.filter(|tier| *tier != ANY);
-    let tier: Option<Tier> = params::parsed("tier", words, tier)?;
-    Ok(PriceOf { model: Some(model.to_owned()).filter(|model| model != ANY), tier })
+/// Returns the answers that a price is for; without a tier, of every one.
+fn price_of(model: &str, tier: Option<&str>) -> Result<PriceOf, ApiError> {
+    PriceOf::parse(model, tier.unwrap_or("*")).map_err(|error| {
+        let param = if error == InvalidPriceOf::Model { "model" } else { "tier" };
+        ApiError::invalid_value(param, error.to_string())
+    })
 }
 
 /// Sets a price, for the answers from now on.
@@ -172,8 +166,8 @@ pub(crate) async fn remove(
     QueryParams(PriceQuery { model, tier }): QueryParams<PriceQuery>,
 ) -> JsonResult<Done> {
     let of = price_of(&model, tier.as_deref())?;
-    let tier = of.tier.map_or(ANY, Tier::as_str);
-    audit::record(&app, &caller, "price.delete", &model, json!({ "tier": tier })).await?;
+    let detail = json!({ "tier": of.names().1 });
+    audit::record(&app, &caller, "price.delete", &model, detail).await?;
     match app.store.delete_price(&of).await? {
         true => Ok(DONE),
         false => Err(ApiError::not_found("price", &model)),

@@ -261,7 +261,7 @@ pub struct Batch {
     /// What those lines cost, by currency.
     #[serde(default)]
     pub cost: Vec<Charge>,
-    /// Estimated tokens of all its lines.
+    /// Estimated tokens of all its lines, without those that were added; before they are checked, as far as it was needed.
     #[serde(default)]
     pub tokens: Option<u64>,
     /// Errors in its file.

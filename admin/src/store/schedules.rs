@@ -67,6 +67,14 @@ pub struct ScheduleRecord {
     pub missed: u64,
 }
 
+impl ScheduleRecord {
+    /// Returns a schedule that had no run yet.
+    pub fn new(cron: String, timezone: String, batch: Map<String, Value>, at: Timestamp) -> Self {
+        let (last_run_at, last_batch, error, missed) = (None, None, None, 0);
+        Self { cron, timezone, batch, created_at: at, last_run_at, last_batch, error, missed }
+    }
+}
+
 /// A schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {

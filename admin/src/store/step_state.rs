@@ -155,6 +155,9 @@ pub struct ValidationState {
     pub lines: u64,
     /// Number of them that were refused.
     pub refused: u64,
+    /// Estimated tokens of the valid ones.
+    #[serde(default)]
+    pub tokens: u64,
     /// Errors so far.
     pub errors: Vec<BatchError>,
     /// The first named model, and its line.

@@ -28,16 +28,7 @@ async fn every_hour(rig: &Rig, owner: &Tenant, input: FileId) -> Schedule {
         unreachable!("an object")
     };
     let now = rig.store.now().await.unwrap();
-    let record = ScheduleRecord {
-        cron: "0 * * * *".into(),
-        timezone: "Asia/Tokyo".into(),
-        batch,
-        created_at: now,
-        last_run_at: None,
-        last_batch: None,
-        error: None,
-        missed: 0,
-    };
+    let record = ScheduleRecord::new("0 * * * *".into(), "Asia/Tokyo".into(), batch, now);
     let schedule = Schedule {
         id: ScheduleId::generate(),
         tenant: owner.clone(),

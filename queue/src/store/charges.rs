@@ -20,6 +20,40 @@ pub struct PriceOf {
     pub tier: Option<Tier>,
 }
 
+/// The name of every model, and of every tier.
+const ANY: &str = "*";
+
+/// A model or tier that no price can be for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPriceOf {
+    /// The model is no name, or has a format.
+    #[error("model must be the name of a model without a format, or '*'")]
+    Model,
+    /// The tier is not known.
+    #[error("tier must be 'priority', 'default', 'flex', 'batch', 'background' or '*'")]
+    Tier,
+}
+
+impl PriceOf {
+    /// Parses a model and a tier, each of which may be `*`.
+    ///
+    /// # Errors
+    /// Names the one that cannot be used.
+    pub fn parse(model: &str, tier: &str) -> Result<Self, InvalidPriceOf> {
+        if model.is_empty() || model.contains(['\0', '@']) {
+            return Err(InvalidPriceOf::Model);
+        }
+        let tier = (tier != ANY).then(|| tier.parse()).transpose();
+        let model = (model != ANY).then(|| model.to_owned());
+        Ok(Self { model, tier: tier.map_err(|_| InvalidPriceOf::Tier)? })
+    }
+
+    /// Returns the names that [`parse`](Self::parse) takes.
+    pub fn names(&self) -> (&str, &'static str) {
+        (self.model.as_deref().unwrap_or(ANY), self.tier.map_or(ANY, Tier::as_str))
+    }
+}
+
 /// A number of days since 1970 in UTC.
 pub type Day = i64;
 

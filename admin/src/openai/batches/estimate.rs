@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tritmill_client::{LINE_BYTES_MAX, RawLine, parse_request};
 use tritmill_queue::{
-    Charge, JobId, QueueName, StoreError, Usage,
+    Charge, QueueName, StoreError, Usage,
     billing::Tier,
     store::{Page, charges::price_of},
 };
@@ -62,7 +62,7 @@ struct Tokens {
 
 /// What the lines of a file ask for.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+struct Asked {
     lines: u64,
     sampled: u64,
     invalid: u64,
@@ -71,7 +71,7 @@ pub(super) struct Asked {
 
 impl Asked {
     /// Returns the tokens of all lines.
-    pub fn tokens(&self) -> u64 {
+    fn tokens(&self) -> u64 {
         self.by_model.values().map(|tokens| tokens.prompt + tokens.generated).sum()
     }
 
@@ -91,7 +91,7 @@ impl Asked {
 }
 
 /// Reads the first lines of a file.
-pub(super) async fn read(app: &App, file: &StoredFile, tier: Tier) -> Result<Asked, StoreError> {
+async fn read(app: &App, file: &StoredFile, tier: Tier) -> Result<Asked, StoreError> {
     let mut bytes = Vec::new();
     let mut number = 0;
     // More than one chunk only if no line ends in it.
@@ -122,9 +122,7 @@ pub(super) async fn read(app: &App, file: &StoredFile, tier: Tier) -> Result<Ask
         };
         let model = request.body.model.clone().unwrap_or_default();
         let tier = request.body.tier.unwrap_or(tier);
-        // The queue has no part in the count.
-        let queue = QueueName { model: String::new(), format: String::new() };
-        let (prompt, generated) = request.job(JobId::generate(), queue).estimated_tokens();
+        let (prompt, generated) = request.body.estimated_tokens();
         let tokens = asked.by_model.entry((model, tier)).or_default();
         tokens.prompt += u64::from(prompt);
         tokens.generated += u64::from(generated);
@@ -151,7 +149,7 @@ async fn most(app: &App, asked: &Asked) -> Result<Vec<Charge>, ApiError> {
 }
 
 /// Returns the time until all lines are answered, after those of the unfinished batches; `None` if no rate is known.
-pub(super) async fn time(app: &App, asked: &Asked) -> Result<Option<Duration>, ApiError> {
+async fn time(app: &App, asked: &Asked) -> Result<Option<Duration>, ApiError> {
     let mut of_queue: HashMap<QueueName, u64> = HashMap::new();
     for ((model, _), tokens) in &asked.by_model {
         if let Some(queue) = app.models.find(model).await? {
@@ -197,22 +195,24 @@ fn remaining(batch: &Batch) -> u64 {
     }
 }
 
-/// Refuses a batch that does not fit into what is left of its window, with the earliest one that fits, if the operator
-/// wants that.
+/// Returns the tokens of a batch as far as they count before its lines are checked. Refuses a batch that does not fit into
+/// what is left of its window, with the earliest one that fits, if the operator wants that.
 pub(super) async fn check_capacity(
     app: &App,
-    asked: &Asked,
+    file: Option<&StoredFile>,
     window: Duration,
     tier: Tier,
-) -> Result<(), ApiError> {
-    let Some(percent) = app.limits.overbooking_percent else { return Ok(()) };
+) -> Result<Option<u64>, ApiError> {
+    let Some((percent, file)) = app.limits.overbooking_percent.zip(file) else { return Ok(None) };
     if tier == Tier::Background {
-        return Ok(());
+        return Ok(None);
     }
-    let Some(needed) = time(app, asked).await? else { return Ok(()) };
+    let asked = read(app, file, tier).await?;
+    let tokens = Some(asked.tokens());
+    let Some(needed) = time(app, &asked).await? else { return Ok(tokens) };
     let needed = needed.as_secs_f64() * 100.0 / f64::from(percent.max(1));
     if needed <= window.as_secs_f64() {
-        return Ok(());
+        return Ok(tokens);
     }
     let fits = earliest(needed);
     let message = format!(

@@ -9,7 +9,7 @@ use super::{
     rows,
 };
 use crate::{
-    billing::{Charge, Price, Tier},
+    billing::{Charge, Price},
     job::Tenant,
     outcome::{Outcome, Usage},
     store::{
@@ -17,9 +17,6 @@ use crate::{
         charges::{ChargeFilter, ChargeGroups, ChargeSum, Charges, PriceOf},
     },
 };
-
-/// The name of every model, and of every tier.
-const ANY: &str = "*";
 
 /// Returns the outcome of a job, an answer with its charge, and whether a later release wrote it.
 pub(crate) fn outcome(row: &Row) -> Result<(Option<Outcome>, bool), StoreError> {
@@ -37,18 +34,15 @@ fn charge(row: &Row) -> Result<Option<Charge>, StoreError> {
 }
 
 fn price(row: &Row) -> Result<(PriceOf, Price), StoreError> {
-    let (model, tier): (String, &str) = (rows::get(row, "model")?, rows::get(row, "tier")?);
-    let tier = match tier {
-        ANY => None,
-        _ => Some(rows::word(row, "tier")?),
-    };
+    let of = PriceOf::parse(rows::get(row, "model")?, rows::get(row, "tier")?);
+    let of = of.map_err(|error| rows::damaged("price", error))?;
     let price = Price {
         currency: rows::word(row, "currency")?,
         input: rows::count(row, "input")?,
         cached_input: rows::count(row, "cached_input")?,
         output: rows::count(row, "output")?,
     };
-    Ok((PriceOf { model: Some(model).filter(|model| model != ANY), tier }, price))
+    Ok((of, price))
 }
 
 fn sum(row: &Row) -> Result<ChargeSum, StoreError> {
@@ -77,11 +71,6 @@ fn sum(row: &Row) -> Result<ChargeSum, StoreError> {
     })
 }
 
-/// Returns the columns that name the answers of a price.
-fn names(of: &PriceOf) -> (&str, &'static str) {
-    (of.model.as_deref().unwrap_or(ANY), of.tier.map_or(ANY, Tier::as_str))
-}
-
 #[async_trait]
 impl Charges for SqlStore {
     async fn prices(&self) -> Result<Vec<(PriceOf, Price)>, StoreError> {
@@ -91,7 +80,7 @@ impl Charges for SqlStore {
     }
 
     async fn set_price(&self, of: &PriceOf, price: &Price) -> Result<(), StoreError> {
-        let (model, tier) = names(of);
+        let (model, tier) = of.names();
         storable("model", model)?;
         let set = "INSERT INTO prices (model, tier, currency, input, cached_input, output)
              VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (model, tier) DO UPDATE SET
@@ -108,7 +97,7 @@ impl Charges for SqlStore {
     }
 
     async fn delete_price(&self, of: &PriceOf) -> Result<bool, StoreError> {
-        let (model, tier) = names(of);
+        let (model, tier) = of.names();
         let delete = query("DELETE FROM prices WHERE model = $1 AND tier = $2");
         Ok(self.execute(delete.bind(model).bind(tier)).await? > 0)
     }
