@@ -15,7 +15,7 @@ use tritmill_admin::{
 };
 use tritmill_queue::{
     Tenant,
-    billing::{Currency, InvalidAmount, Price, parse_amount, parse_price, write_price},
+    billing::{Currency, Price, parse_amount, parse_price, write_price},
     store::charges::{ChargeFilter, ChargeGroups, ChargeSum, PriceOf, day_of},
 };
 use uuid::Uuid;
@@ -144,17 +144,13 @@ pub struct BudgetArguments {
     #[arg(long, value_name = "CODE")]
     currency: Option<Currency>,
     /// From here on it is reported as nearly spent
-    #[arg(long, value_name = "AMOUNT", value_parser = amount, requires = "currency")]
+    #[arg(long, value_name = "AMOUNT", value_parser = parse_amount, requires = "currency")]
     soft: Option<i64>,
     /// From here on new work is refused
-    #[arg(long, value_name = "AMOUNT", value_parser = amount, requires = "currency")]
+    #[arg(long, value_name = "AMOUNT", value_parser = parse_amount, requires = "currency")]
     hard: Option<i64>,
     #[command(flatten)]
     store_options: StoreOptions,
-}
-
-fn amount(text: &str) -> Result<i64, InvalidAmount> {
-    parse_amount(text)
 }
 
 /// Runs the command.

@@ -1,4 +1,4 @@
-//! Runs the programs in `examples/` and checks their output.
+//! Runs the programs in `producer/examples/` and checks their output.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
@@ -28,7 +28,7 @@ const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/openai/bin/pyt
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 fn example(name: &str) -> String {
-    format!("{}/examples/{name}", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/producer/examples/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
     pip install openai
     export OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=tm-…
-    python examples/batch.py prompts.txt answers.jsonl [--webhook http://HOST:PORT/ --secret whsec_…]
+    python producer/examples/batch.py prompts.txt answers.jsonl [--webhook http://HOST:PORT/ --secret whsec_…]
 
 PROMPTS has one prompt per line. The script uploads one batch line per prompt, waits for the batch, and writes one
 JSON object per line: {"custom_id", "answer"} or {"custom_id", "error"}. An Idempotency-Key made from the input

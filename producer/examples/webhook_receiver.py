@@ -1,7 +1,7 @@
 """Receives the webhook that announces the end of a batch, and verifies its signature (Standard Webhooks).
 
     export WEBHOOK_SECRET=whsec_…        # the secret that the batch was created with, or that its creation returned
-    python examples/webhook_receiver.py [PORT]
+    python producer/examples/webhook_receiver.py [PORT]
 
 Needs the Python standard library only. Prints one line per verified call. A receiver must expect the same
 webhook-id more than once, since delivery is at least once; this one prints the first and accepts the others.
