@@ -14,8 +14,8 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tritmill_admin::store::batches::parse_window;
 use tritmill_admin::{
-    App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Network, Proxies, Scheduler,
-    Secret, Settings, Site, Tls, Watch, WebOrigin, Webhooks, router,
+    App, Bounds, CallerLimits, CrossOrigin, Driver, Limits, Models, Network, Notifier, Proxies,
+    Scheduler, Secret, Settings, Site, Tls, Watch, WebOrigin, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
 use tritmill_data::{Address, DataError, objects::Objects};
@@ -27,7 +27,9 @@ use tritmill_queue::{
 use tritmill_worker::machine::Machine;
 
 use crate::{
-    block_on, byte_sizes, descriptors, options, output,
+    block_on, byte_sizes, descriptors,
+    mail::MailOptions,
+    options, output,
     servers::{ServerUrls, Servers},
     sign_on::SignOnOptions,
     signals::Signals,
@@ -49,6 +51,7 @@ const REQUEST_BYTES_MIN: u64 = 32 * MIB;
 Examples:
   tritmill admin --redis redis://localhost --database postgres://tritmill@localhost/tritmill
   tritmill admin --listen 0.0.0.0:8080 --max-batch-lines 1000000 --max-file-mib 2000
+  tritmill admin --mail-host smtp.example.com --mail-user me --mail-password-file pw --mail-from me@example.com --mail-to ops@example.com
   curl http://127.0.0.1:8080/v1/models -H 'Authorization: Bearer tm-…'
 
 Exit codes:
@@ -168,6 +171,8 @@ pub struct LimitOptions {
     site: SiteOptions,
     #[command(flatten)]
     pub tiers: TierOptions,
+    #[command(flatten)]
+    pub mail: MailOptions,
 }
 
 /// What batches may be promised, and what answers cost.
@@ -424,7 +429,7 @@ pub async fn start(
     let driver = Driver::new(app.clone(), worker::owner(), stopped.clone());
     let watch = Watch::new(app.clone());
     let scheduler = Scheduler::new(app.clone());
-    let webhooks = Webhooks::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
+    let notifier = Notifier::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
     let server = app.server(bounds, tls);
     let serving = async move {
         // Never: these bounds do not give a listener up.
@@ -435,7 +440,7 @@ pub async fn start(
     let tasks = [
         tokio::spawn(serving),
         tokio::spawn(driver.run()),
-        tokio::spawn(webhooks.run(stopped.clone())),
+        tokio::spawn(notifier.run(stopped.clone())),
         tokio::spawn(scheduler.run(stopped.clone())),
         tokio::spawn(watch.run(stopped)),
     ];
@@ -451,8 +456,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let bounds = arguments.limits.bounds();
         let settings = arguments.limits.settings(&bounds);
         let sign_on = arguments.sign_on.sign_on(&settings.site)?;
+        let mailer = arguments.limits.mail.mailer()?;
         let app = with_servers(servers, settings).await?;
-        let app = app.with_sign_on(sign_on).with_files(arguments.limits.files().await?);
+        let app = app.with_sign_on(sign_on).with_mailer(mailer);
+        let app = app.with_files(arguments.limits.files().await?);
         arguments.limits.tiers.set_prices(&app).await?;
         let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
         let running = start(app, arguments.listen, tls, bounds, key_file).await?;

@@ -266,7 +266,7 @@ async fn budgets(arguments: Budgets) -> anyhow::Result<ExitCode> {
         .await
         .context("cannot list the budgets")?
     {
-        let Budget { of, currency, soft, hard } = &state.budget;
+        let Budget { of, currency, soft, hard, .. } = &state.budget;
         let amount = |nanounits| state.charge(nanounits).amount();
         output::json(json!({
             "tenant": of.tenant,
@@ -298,7 +298,8 @@ async fn budget(arguments: BudgetArguments) -> anyhow::Result<ExitCode> {
     let of = BudgetOf { tenant: Tenant(tenant), key, period };
     match currency {
         Some(currency) if soft.is_some() || hard.is_some() => {
-            let budget = Budget { of, currency, soft, hard };
+            let set_at = store.now().await.context("cannot read the time")?;
+            let budget = Budget { of, currency, soft, hard, set_at };
             store.set_budget(&budget).await.context("cannot set the budget")?;
             eprintln!("the budget is set");
         }

@@ -21,6 +21,7 @@ mod jobs;
 mod keys;
 mod kv;
 mod kv_tiers;
+mod mail;
 mod memory;
 mod migrate;
 mod model;

@@ -101,8 +101,10 @@ async fn with_servers(
     let bounds = arguments.limits.bounds();
     let settings = arguments.limits.settings(&bounds);
     let sign_on = arguments.sign_on.sign_on(&settings.site)?;
+    let mailer = arguments.limits.mail.mailer()?;
     let app = admin::with_servers(servers, settings).await?;
-    let app = app.with_sign_on(sign_on).with_files(arguments.limits.files().await?);
+    let app = app.with_sign_on(sign_on).with_mailer(mailer);
+    let app = app.with_files(arguments.limits.files().await?);
     arguments.limits.tiers.set_prices(&app).await?;
     let key_file = arguments.first_key.path(FIRST_KEY_FILE.as_ref());
     admin::start(app, arguments.api, tls, bounds, key_file).await
@@ -124,6 +126,7 @@ fn api_fields(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Va
 async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen().context("cannot listen for signals")?;
     let tls = arguments.tls.tls()?;
+    let mailer = arguments.limits.mail.mailer()?;
     let _lock = lock(&arguments.store)?;
     let opened = SqliteStore::open(&arguments.store).await;
     let store = opened.with_context(|| format!("cannot use {}", arguments.store.display()))?;
@@ -158,7 +161,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let settings = arguments.limits.settings(&bounds);
     let sign_on = arguments.sign_on.sign_on(&settings.site)?;
     let app = App::new(client, store.clone(), models, settings).with_sign_on(sign_on);
-    let app = app.with_files(arguments.limits.files().await?);
+    let app = app.with_mailer(mailer).with_files(arguments.limits.files().await?);
     arguments.limits.tiers.set_prices(&app).await?;
     let key_file = arguments.first_key.path(&beside(&arguments.store, "-first-key"));
     let running = admin::start(app, arguments.api, tls, bounds, key_file).await?;

@@ -23,6 +23,7 @@ use crate::{
     metrics::Metrics,
     models::Models,
     new_key,
+    notices::mail::Mailer,
     rate_limits::RateLimiter,
     refusals::Limit,
     sign_on::SingleSignOn,
@@ -118,8 +119,10 @@ pub struct State {
     pub(crate) batch_changed: Notify,
     /// Wakes the deletion of what deleted batches had.
     pub(crate) batch_deleted: Notify,
-    /// Wakes the webhook sender.
-    pub(crate) webhook_due: Notify,
+    /// Wakes a sender of notices.
+    pub(crate) notice_due: Notify,
+    /// Sends notices as mails, if that is switched on.
+    pub(crate) mailer: Option<Mailer>,
     pub(crate) metrics: Metrics,
     pub(crate) changes: Changes,
     pub(crate) budget_checks: BudgetChecks,
@@ -168,7 +171,8 @@ impl App {
             readiness: Readiness::default(),
             batch_changed: Notify::new(),
             batch_deleted: Notify::new(),
-            webhook_due: Notify::new(),
+            notice_due: Notify::new(),
+            mailer: None,
             metrics,
             changes: Changes::default(),
             budget_checks: BudgetChecks::default(),
@@ -181,6 +185,13 @@ impl App {
     #[must_use]
     pub fn with_sign_on(mut self, sign_on: Option<SingleSignOn>) -> Self {
         Arc::get_mut(&mut self.0).expect("the service is not shared yet").sign_on = sign_on;
+        self
+    }
+
+    /// Sends notices as mails, too. To be called before the service is cloned.
+    #[must_use]
+    pub fn with_mailer(mut self, mailer: Option<Mailer>) -> Self {
+        Arc::get_mut(&mut self.0).expect("the service is not shared yet").mailer = mailer;
         self
     }
 
@@ -201,6 +212,11 @@ impl App {
             proxies: self.site.proxies.clone(),
             is_https: self.site.is_https(),
         }
+    }
+
+    /// Returns the addresses that get the notices of a tenant.
+    pub(crate) fn mail_receivers(&self, tenant: &Tenant) -> Vec<String> {
+        self.mailer.as_ref().map(|mailer| mailer.receivers(tenant)).unwrap_or_default()
     }
 
     /// The URL under which clients reach the service, if it was given.

@@ -69,25 +69,42 @@ pub async fn states(
     let today = day_of(store.now().await?);
     let mut states = Vec::with_capacity(budgets.len());
     for budget in budgets {
-        let period = match budget.of.period {
-            BudgetPeriod::Day => (today, today + 1),
-            BudgetPeriod::Month => month_of_day(today),
-        };
-        let filter = ChargeFilter {
-            tenant: Some(budget.of.tenant.clone()),
-            key: budget.of.key.map(|key| key.to_string()),
-            model: None,
-            from: period.0,
-            to: period.1,
-        };
-        const CURRENCIES_MAX: u32 = 1000;
-        let sums = store.charges(&filter, ChargeGroups::default(), CURRENCIES_MAX).await?;
-        let charges = sums.iter().filter_map(|sum| sum.charge.as_ref());
-        let spent = charges.filter(|charge| charge.currency == budget.currency);
-        let spent = spent.map(|charge| charge.nanounits).sum();
-        states.push(BudgetState { budget, spent, period });
+        let period = period_of(budget.of.period, today);
+        states.push(state(store, budget, period).await?);
     }
     Ok(states)
+}
+
+/// Returns the period of a day: its first day, and the first day after it.
+pub(crate) fn period_of(period: BudgetPeriod, day: Day) -> (Day, Day) {
+    match period {
+        BudgetPeriod::Day => (day, day + 1),
+        BudgetPeriod::Month => month_of_day(day),
+    }
+}
+
+/// Returns a budget with what is spent of it in a period.
+///
+/// # Errors
+/// If the store fails.
+pub(crate) async fn state(
+    store: &dyn FrontStore,
+    budget: Budget,
+    period: (Day, Day),
+) -> Result<BudgetState, StoreError> {
+    let filter = ChargeFilter {
+        tenant: Some(budget.of.tenant.clone()),
+        key: budget.of.key.map(|key| key.to_string()),
+        model: None,
+        from: period.0,
+        to: period.1,
+    };
+    const CURRENCIES_MAX: u32 = 1000;
+    let sums = store.charges(&filter, ChargeGroups::default(), CURRENCIES_MAX).await?;
+    let charges = sums.iter().filter_map(|sum| sum.charge.as_ref());
+    let spent = charges.filter(|charge| charge.currency == budget.currency);
+    let spent = spent.map(|charge| charge.nanounits).sum();
+    Ok(BudgetState { budget, spent, period })
 }
 
 /// The tenants that were checked a moment ago.

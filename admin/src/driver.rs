@@ -236,7 +236,7 @@ async fn drive(app: App, claim: BatchClaim, mut stop: watch::Receiver<bool>) -> 
     };
     release(&app.store, id, epoch, after, is_hung).await;
     if is_finished {
-        app.webhook_due.notify_one();
+        app.notice_due.notify_one();
     }
     after
 }

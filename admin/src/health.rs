@@ -121,6 +121,8 @@ pub(crate) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     responses((status = 200, description = "OpenMetrics text")))]
 pub(crate) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
     let queues = queue_metrics::registry(&app).await?;
+    let (notices, now) = (app.store.count_notices().await?, app.store.now().await?);
+    app.metrics.set_notices(&notices, now);
     let mut out = String::new();
     // Writing to a string does not fail.
     let _ = app.metrics.encode(&mut out);

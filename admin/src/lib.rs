@@ -40,6 +40,7 @@ mod key_reads;
 mod key_uses;
 mod metrics;
 mod models;
+mod notices;
 mod openai;
 mod openapi;
 mod operator;
@@ -60,13 +61,16 @@ pub mod store;
 mod tenant_limits;
 mod throttle;
 mod watch;
-mod webhooks;
 
 pub use access::Access;
 pub use app::{App, Limits, Settings};
 pub use driver::Driver;
 pub use file_contents::FileContents;
 pub use models::Models;
+pub use notices::{
+    Notifier,
+    mail::{MailError, MailSettings, MailTls, MailTo, Mailer},
+};
 pub use rate_limits::CallerLimits;
 pub use router::router;
 pub use routes::{ROUTES, Route};
@@ -79,7 +83,6 @@ pub use sign_on::{
 pub use site::{CrossOrigin, InvalidOrigin, Site, WebOrigin};
 pub use tritmill_http::{Bounds, Network, Proxies, SLACK, Server, Tls, TlsError};
 pub use watch::Watch;
-pub use webhooks::Webhooks;
 
 // What most modules need.
 pub(crate) use access::{Call, Caller};

@@ -11,6 +11,7 @@ pub(crate) mod idempotency;
 mod list;
 pub(crate) mod models;
 pub(crate) mod multipart;
+pub(crate) mod notices;
 pub(crate) mod responses;
 pub(crate) mod schedules;
 pub(crate) mod schemas;

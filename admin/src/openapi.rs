@@ -16,7 +16,9 @@ use crate::{
     costs,
     error::ErrorResponse,
     health,
-    openai::{batches, completions, files, models, responses, schedules, tokenize, webhook},
+    openai::{
+        batches, completions, files, models, notices, responses, schedules, tokenize, webhook,
+    },
     operator::{
         audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, prices,
         queues, tenants, workers,
@@ -42,7 +44,7 @@ use crate::{
         batches::list, batches::create, batches::one, batches::cancel, batches::remove,
         batches::pause, batches::resume, batches::retry, batches::add_lines, batches::seal,
         batches::archive, batches::unarchive, batches::results::read, batches::estimate::estimate,
-        webhook::show, webhook::set, webhook::remove,
+        webhook::show, webhook::set, webhook::remove, notices::list, notices::redeliver,
         schedules::list, schedules::create, schedules::one, schedules::remove, schedules::pause, schedules::resume,
         costs::list, prices::list, prices::budgets, prices::set, prices::remove, prices::set_budget,
         all_batches::list, all_batches::cancel,

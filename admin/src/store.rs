@@ -1,4 +1,4 @@
-//! The tables of the HTTP API: keys, sessions, files, batches with their webhooks, and the audit log. They lie beside the
+//! The tables of the HTTP API: keys, sessions, files, batches, notices of what happened to them, and the audit log. They lie beside the
 //! jobs, in the same database.
 //!
 //! The line to the queue: `tritmill-queue` owns jobs and knows no batch, this module owns batches and changes jobs only
@@ -15,9 +15,11 @@ pub mod batch_steps;
 pub mod batches;
 pub mod budgets;
 pub mod call_keys;
+pub mod events;
 pub mod files;
 pub mod keys;
 mod measured;
+pub mod notices;
 pub mod open_batches;
 mod postgres;
 pub mod schedules;
@@ -35,6 +37,7 @@ pub use budgets::Budgets;
 pub use call_keys::CallKeys;
 pub use files::{FileId, Files};
 pub use keys::{ApiKey, KeyHash, KeyRole, Keys};
+pub use notices::Notices;
 pub use open_batches::OpenBatches;
 pub use schedules::Schedules;
 pub use sessions::Sessions;
@@ -58,6 +61,7 @@ pub trait FrontStore:
     + Tenants
     + Budgets
     + Schedules
+    + Notices
 {
 }
 
@@ -76,5 +80,6 @@ impl<S> FrontStore for S where
         + Tenants
         + Budgets
         + Schedules
+        + Notices
 {
 }

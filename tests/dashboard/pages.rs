@@ -9,7 +9,7 @@ use crate::{
     rig::{Admin, Caller, OURS, key, question},
 };
 
-const PAGES: [&str; 14] = [
+const PAGES: [&str; 16] = [
     "/dashboard/overview",
     "/dashboard/overview?span=30d&sort=failed",
     "/dashboard/overview?from=2026-11-28T09:00&to=2026-11-28T10:00&sort=name",
@@ -19,6 +19,8 @@ const PAGES: [&str; 14] = [
     "/dashboard/workers",
     "/dashboard/tenants",
     "/dashboard/files",
+    "/dashboard/schedules",
+    "/dashboard/notices",
     "/dashboard/playground",
     "/dashboard/dead-letters",
     "/dashboard/integrity",
@@ -116,6 +118,53 @@ fn tenant_sees_its_own_jobs_and_no_operator_pages() {
         !acme.sees("/dashboard/batches").contains("/dashboard/workers"),
         "no link to an operator page"
     );
+}
+
+#[test]
+fn schedules_open_batches_and_notices_have_their_buttons() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
+    command.args(["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0", "--store"]);
+    command.arg(folder.path().join("store"));
+    command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
+    let service = Admin::run(command);
+    let (caller, visitor) =
+        (service.first(), Visitor::new(&service, service.first_key.as_deref().unwrap()));
+    // Its calls are refused: the address is not public.
+    let hook = caller.post("/v1/webhook", &json!({ "url": "http://localhost:9/hook?key=hidden" }));
+    assert_eq!(hook.status, 200, "{}", hook.text());
+    let batch =
+        json!({ "open": true, "endpoint": "/v1/chat/completions", "completion_window": "1h" });
+    let schedule = json!({ "cron": "30 6 * * 1-5", "timezone": "Europe/Berlin", "batch": batch });
+    let schedule =
+        caller.post("/v1/schedules", &schedule).json()["id"].as_str().unwrap().to_owned();
+    let list = || visitor.sees("/dashboard/schedules");
+    let act = |what: &str| format!("/dashboard/schedules/{schedule}/{what}");
+    assert!(list().contains("30 6 * * 1-5") && list().contains("Europe/Berlin"));
+    visitor.does(&act("pause"), "tenant=default");
+    let shown = list();
+    assert!(shown.contains(&act("resume")) && shown.contains(">paused</span>"), "{shown}");
+    visitor.does(&act("resume"), "tenant=default");
+    assert!(list().contains(&act("pause")));
+    visitor.does(&act("delete"), "tenant=default");
+    assert!(list().contains("No schedules"));
+
+    let id = caller.post("/v1/batches", &batch).json()["id"].as_str().unwrap().to_owned();
+    let page = format!("/dashboard/batches/{id}");
+    assert!(visitor.sees(&page).contains(&format!("{page}/seal")));
+    visitor.does(&format!("{page}/seal"), "");
+    assert_eq!(caller.get(&format!("/v1/batches/{id}")).json()["open"], false);
+    assert!(!visitor.sees(&page).contains(&format!("{page}/seal")));
+    let notices = || visitor.sees("/dashboard/notices");
+    eventually("the call of the webhook failed", || notices().contains("is not public"));
+    let shown = notices();
+    assert!(shown.contains("batch.") && shown.contains("http://localhost:9/hook"), "{shown}");
+    assert!(!shown.contains("key=hidden") && shown.contains("webhook fails"), "{shown}");
+    assert!(visitor.sees(&page).contains("is not public"));
+    let again = shown.split("action=\"/dashboard/notices/").nth(1).unwrap();
+    let again = again.split('"').next().unwrap();
+    visitor.does(&format!("/dashboard/notices/{again}"), "");
+    assert!(visitor.sees("/dashboard/audit").contains("notice.redeliver"));
 }
 
 /// Size of the large store.

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Pages for operators and the names of their screenshots.
-const PAGES: [(&str, &str); 15] = [
+const PAGES: [(&str, &str); 17] = [
     ("/dashboard/overview", "overview"),
     ("/dashboard/batches", "batches"),
     ("/dashboard/jobs", "jobs"),
@@ -23,6 +23,8 @@ const PAGES: [(&str, &str); 15] = [
     ("/dashboard/tenants/default", "tenant"),
     ("/dashboard/tenants/acme", "tenant-other"),
     ("/dashboard/files", "files"),
+    ("/dashboard/schedules", "schedules"),
+    ("/dashboard/notices", "notices"),
     ("/dashboard/dead-letters", "dead-letters"),
     ("/dashboard/integrity", "integrity"),
     ("/dashboard/keys", "keys"),

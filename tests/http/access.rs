@@ -62,7 +62,7 @@ fn ask(caller: &Caller, route: &Route, path: &str) -> Answer {
 }
 
 /// Routes where an operator sees and changes the batches of all tenants, and the log of the changes.
-const OF_ALL_TENANTS: [(&str, &str); 8] = [
+const OF_ALL_TENANTS: [(&str, &str); 9] = [
     ("GET", "/admin/v1/batches"),
     ("GET", "/dashboard/batches"),
     ("GET", "/dashboard/batches/{id}"),
@@ -70,6 +70,7 @@ const OF_ALL_TENANTS: [(&str, &str); 8] = [
     ("POST", "/dashboard/batches/{id}/pause"),
     ("POST", "/dashboard/batches/{id}/resume"),
     ("POST", "/dashboard/batches/{id}/retry"),
+    ("POST", "/dashboard/batches/{id}/seal"),
     ("GET", "/dashboard/audit"),
 ];
 

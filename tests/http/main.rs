@@ -23,6 +23,7 @@ mod hostile;
 mod hostile_crowd;
 mod keys;
 mod kv_peers;
+mod mail;
 mod metrics;
 mod openai;
 mod operator;

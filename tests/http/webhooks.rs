@@ -198,6 +198,13 @@ fn batches_without_a_webhook_call_that_of_their_tenant() {
     let batch = caller.get(&format!("/v1/batches/{id}")).json();
     assert_eq!((&batch["webhook"]["url"], batch["webhook"].get("secret")), (&set["url"], None));
     eventually("it is called", || webhook(&caller, &batch)["status"] == "delivered");
+    let notices = caller.get("/v1/notices").json();
+    let last = &notices["data"][0];
+    assert_eq!(
+        (&last["type"], &last["status"], &last["batch_id"], &last["receiver"]),
+        (&json!("batch.completed"), &json!("delivered"), &batch["id"], &set["url"]),
+        "{notices}"
+    );
     // One of its own comes first, and a removed one is called no more.
     let other = create(&caller, &own.url("127.0.0.1"));
     eventually("its own is called", || webhook(&caller, &other)["status"] == "delivered");
@@ -205,6 +212,59 @@ fn batches_without_a_webhook_call_that_of_their_tenant() {
     let id = caller.batch(lines(1).as_bytes(), "1h");
     assert_eq!(caller.finished(&id)["webhook"], Value::Null);
     assert_eq!((receiver.calls().len(), own.calls().len()), (1, 1));
+}
+
+#[test]
+fn receiver_is_told_of_pauses_and_answers_410_to_hear_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = service(folder.path());
+    let caller = service.first();
+    let receiver =
+        Receiver::start(&[Reaction::Answer(200), Reaction::Answer(410), Reaction::Answer(200)]);
+    let set = caller.post("/v1/webhook", &json!({ "url": receiver.url("127.0.0.1") }));
+    assert_eq!(set.json()["status"], "active", "{}", set.text());
+    let asked = json!({
+        "open": true, "endpoint": "/v1/chat/completions", "completion_window": "1h",
+    });
+    let id = caller.post("/v1/batches", &asked).json()["id"].as_str().unwrap().to_owned();
+    let act = |what: &str| caller.post(&format!("/v1/batches/{id}/{what}"), &json!({})).status;
+    assert_eq!(act("pause"), 200);
+    eventually("the pause is told", || receiver.calls().len() == 1);
+    assert_eq!(act("resume"), 200);
+    eventually("it is gone", || caller.get("/v1/webhook").json()["status"] == "gone");
+    assert_eq!((act("pause"), receiver.calls().len()), (200, 2));
+    let told: Vec<Value> =
+        receiver.calls().iter().map(|call| serde_json::from_str(&call.body).unwrap()).collect();
+    assert_eq!(
+        (&told[0]["type"], &told[1]["type"]),
+        (&json!("batch.paused"), &json!("batch.resumed"))
+    );
+    assert_eq!(
+        (&told[0]["data"]["status"], &told[0]["data"]["id"]),
+        (&json!("paused"), &json!(id))
+    );
+    assert!(told[0]["timestamp"].as_str().unwrap().ends_with('Z'), "{}", told[0]);
+    let page = caller.get("/v1/notices?order=asc").json();
+    let states: Vec<&str> =
+        page["data"].as_array().unwrap().iter().map(|it| it["status"].as_str().unwrap()).collect();
+    assert_eq!(states, ["delivered", "failed", "failed"], "{page}");
+    let last = &page["data"][2];
+    assert_eq!(last["error"], "not sent: it answered 410");
+    assert_eq!(caller.post("/v1/notices/notice_0/redeliver", &json!({})).status, 404);
+    let again = format!("/v1/notices/{}/redeliver", last["id"].as_str().unwrap());
+    assert_eq!(caller.post(&again, &json!({})).json()["status"], "pending");
+    eventually("it is told after all", || receiver.calls().len() == 3);
+    assert_eq!(receiver.calls()[2].headers["webhook-id"], last["event_id"]);
+    eventually("it is active", || caller.get("/v1/webhook").json()["status"] == "active");
+    let metrics = caller.get("/metrics").text();
+    for series in [
+        "tritmill_admin_notice_attempts_total{channel=\"webhook\",result=\"delivered\"} 2",
+        "tritmill_admin_notice_attempts_total{channel=\"webhook\",result=\"gone\"} 1",
+        "tritmill_admin_notices_pending 0",
+        "tritmill_admin_notice_receivers_failing 0",
+    ] {
+        assert!(metrics.contains(series), "{series}: {metrics}");
+    }
 }
 
 #[test]
@@ -216,7 +276,7 @@ fn webhook_of_a_killed_admin_is_delivered_by_another() {
     let receiver = Receiver::start(&[Reaction::Wait, Reaction::Answer(200)]);
     let batch = create(&admins[0].with(&key), &receiver.url("127.0.0.1"));
     eventually("the receiver is called", || receiver.calls().len() == 1);
-    let owner = fleet.sql("SELECT owner FROM batches");
+    let owner = fleet.sql("SELECT owner FROM notices");
     let pid = |admin: &Admin| format!("-{}-", admin.pid());
     let killed = usize::from(!owner.contains(&pid(&admins[0])));
     assert!(owner.contains(&pid(&admins[killed])), "{owner}");

@@ -11,15 +11,18 @@ use axum::{
 use serde::Deserialize;
 use tritmill_queue::{Tenant, Timestamp, store::Page};
 
-use super::{Content, PageError, PageResult, Visit, filters, pager::Pager, percent_encoded};
+use super::{
+    Content, PageError, PageResult, Visit, filters, notices::NoticeRow, pager::Pager,
+    percent_encoded,
+};
 use crate::{
     ApiError, App, Caller,
     batch_conditions::BatchConditions,
     openai::batches,
     operator::{batches as all_batches, metadata},
     store::{
-        Batch, BatchId, BatchState, FileId, batch_changes::BatchChange, batches::BatchFilter,
-        step_state::BatchError,
+        Batch, BatchId, BatchState, FileId, KeyRole, batch_changes::BatchChange,
+        batches::BatchFilter, notices::NoticeFilter, step_state::BatchError,
     },
 };
 
@@ -27,6 +30,8 @@ use crate::{
 const PAGE_SIZE: u32 = 25;
 /// Most errors of a file that a page shows.
 const ERRORS_MAX: usize = 50;
+/// Most notices of a batch that its page shows.
+const NOTICES_MAX: u32 = 20;
 
 /// A batch on a page.
 struct BatchRow {
@@ -80,6 +85,11 @@ impl BatchRow {
         matches!(self.batch.state, BatchState::Paused | BatchState::Cancelled)
     }
 
+    /// Whether the batch takes lines, until it is sealed.
+    fn may_seal(&self) -> bool {
+        self.batch.is_open && !self.batch.state.is_terminal()
+    }
+
     /// Whether lines of the batch can run again.
     fn may_retry(&self) -> bool {
         let batch = &self.batch;
@@ -116,6 +126,7 @@ impl BatchRow {
         let steps = [
             ("Created", Some(self.batch.created_at)),
             ("Lines checked", at.in_progress),
+            ("Sealed", at.sealed),
             ("Paused", at.paused),
             ("Cancel requested", at.cancelling),
             ("Writing output", at.finalizing),
@@ -262,6 +273,10 @@ struct BatchView {
     may_change: bool,
     /// Whether the visitor may archive and delete the batch.
     may_delete: bool,
+    /// The latest notices of its events.
+    notices: Vec<NoticeRow>,
+    /// Whether the visitor may have them delivered again.
+    may_redeliver: bool,
 }
 
 impl BatchView {
@@ -286,7 +301,13 @@ async fn load_one(app: App, caller: Caller, id: String) -> Result<Content, PageE
     let (now, row) = (app.client.now().await?, BatchRow { batch });
     let may_change = caller.may_submit();
     let may_delete = may_change && is_own && row.batch.state.is_terminal();
-    Ok(Content::new(title, &BatchView { now, row, is_own, may_change, may_delete }))
+    let filter = NoticeFilter { tenant: None, batch: Some(row.batch.id) };
+    let page = Page { after: None, limit: NOTICES_MAX, ascending: false };
+    let found = app.store.notices(&filter, page).await?;
+    let notices = found.into_iter().map(|notice| NoticeRow { notice }).collect();
+    let may_redeliver = caller.may_operate() || is_own && caller.role.includes(KeyRole::Manage);
+    let view = BatchView { now, row, is_own, may_change, may_delete, notices, may_redeliver };
+    Ok(Content::new(title, &view))
 }
 
 /// Cancels a batch.
@@ -304,6 +325,12 @@ pub(crate) async fn pause(visit: Visit, Path(id): Path<String>) -> PageResult {
 /// Lets a paused or cancelled batch go on.
 pub(crate) async fn resume(visit: Visit, Path(id): Path<String>) -> PageResult {
     change(visit, &id, BatchChange::Resume, "The batch goes on.").await
+}
+
+/// Lets no more lines be added to an open batch.
+pub(crate) async fn seal(visit: Visit, Path(id): Path<String>) -> PageResult {
+    let done = "The batch is sealed. It ends when its lines have.";
+    change(visit, &id, BatchChange::Seal, done).await
 }
 
 /// Runs all lines without an answer again.

@@ -59,6 +59,8 @@ pub(super) const LINKS: [&[Link]; 3] = [
         link(OVERVIEW, "Overview", KeyRole::Operate, "M2.5 13.5v-5m3.7 5v-11m3.6 11v-7m3.7 7v-3"),
         link("/dashboard/batches", "Batches", KeyRole::Read, "M2.5 4.5 8 2l5.5 2.5L8 7 2.5 4.5Zm0 3.5L8 10.5 13.5 8m-11 3.5L8 14l5.5-2.5"),
         link("/dashboard/jobs", "Jobs", KeyRole::Read, "M2.5 4h1m-1 4h1m-1 4h1m3-8h7m-7 4h7m-7 4h7"),
+        link("/dashboard/schedules", "Schedules", KeyRole::Read, "M8 2.5a5.5 5.5 0 1 0 0 11 5.5 5.5 0 0 0 0-11ZM8 5v3.2l2.2 1.5"),
+        link("/dashboard/notices", "Notices", KeyRole::Read, "M4 11.5V7a4 4 0 1 1 8 0v4.5l1 1H3l1-1Zm2.7 2.5h2.6"),
         link("/dashboard/playground", "Playground", KeyRole::Submit, "M5 3.5v9l7-4.5-7-4.5Z"),
         link("/dashboard/files", "Files", KeyRole::Read, "M4 2.5h5.5L12 5v8.5H4zM9.5 2.5V5H12"),
     ],

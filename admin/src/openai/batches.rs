@@ -25,6 +25,7 @@ use super::{
     idempotency,
     list::{List, ListQuery},
     schemas::BatchRequest,
+    webhook::WebhookView,
 };
 use crate::{
     ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams,
@@ -36,7 +37,6 @@ use crate::{
         batches::{BatchDeletion, BatchTimes, Creation},
         files::{FilePurpose, StoredFile},
         step_state::{BatchError, FilePosition, StepState},
-        webhooks::Webhook,
     },
     tenant_limits,
 };
@@ -160,22 +160,6 @@ impl BatchUsage {
     }
 }
 
-/// The webhook of a batch.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Webhook)]
-pub(crate) struct WebhookView {
-    url: String,
-    /// `pending`; finally `delivered` or `failed`.
-    status: &'static str,
-    /// Number of calls.
-    attempts: u32,
-    /// Error of the last call.
-    error: Option<String>,
-    /// Present only in the response that creates the batch.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    secret: Option<String>,
-}
-
 impl From<Batch> for BatchView {
     fn from(batch: Batch) -> Self {
         let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
@@ -208,23 +192,11 @@ impl From<Batch> for BatchView {
             },
             usage: batch.output.and(batch.usage).map(|usage| BatchUsage::new(usage, &batch.cost)),
             metadata: batch.metadata,
-            webhook: batch.webhook.map(WebhookView::from),
+            webhook: batch.webhook.map(|webhook| WebhookView::new(webhook, batch.told)),
             archived_at: at(batch.archived_at),
             open: batch.is_open && !batch.state.is_terminal(),
             sealed_at: at(batch.at.sealed),
         }
-    }
-}
-
-impl From<Webhook> for WebhookView {
-    fn from(webhook: Webhook) -> Self {
-        let status = match (webhook.ended_at, &webhook.error) {
-            (None, _) => "pending",
-            (Some(_), None) => "delivered",
-            (Some(_), Some(_)) => "failed",
-        };
-        let Webhook { url, attempts, error, .. } = webhook;
-        Self { url, status, attempts, error, secret: None }
     }
 }
 
@@ -241,12 +213,9 @@ pub(crate) async fn create(
 ) -> JsonResult<BatchView> {
     let batch = create_batch(&app, &caller, body, idempotency::key(&headers)?).await?;
     // Who creates a batch need not know the secret of the tenant's webhook.
-    let own = batch.webhook.as_ref().filter(|webhook| !webhook.is_of_tenant);
-    let secret = own.map(|webhook| webhook.secret.0.clone());
+    let own = batch.webhook.clone().filter(|webhook| !webhook.is_of_tenant);
     let mut view = BatchView::from(batch);
-    if let Some(webhook) = &mut view.webhook {
-        webhook.secret = secret;
-    }
+    view.webhook = view.webhook.map(|webhook| webhook.with_secret(own));
     Ok(Json(view))
 }
 
@@ -348,6 +317,8 @@ async fn submit(
         added: 0,
         idempotency_key,
         webhook,
+        mail_to: app.mail_receivers(&caller.tenant),
+        told: None,
         steps: StepState::default(),
     };
     // The request of a batch that is there is answered, though its budget was spent or its window filled meanwhile.

@@ -4,7 +4,7 @@ use axum::{Json, extract::Path};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tritmill_client::Fields;
-use tritmill_queue::Timestamp;
+use tritmill_queue::{Tenant, Timestamp};
 use utoipa::ToSchema;
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     schemas::ScheduleRequest,
 };
 use crate::{
-    ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams,
+    ApiError, App, Call, JsonBody, JsonResult, QueryParams,
     schedules::{Times, named_in_batch},
     store::schedules::{Schedule, ScheduleId, ScheduleRecord},
 };
@@ -123,13 +123,13 @@ pub(crate) async fn one(
     Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> JsonResult<ScheduleView> {
-    Ok(Json(find(&app, &caller, &id).await?.into()))
+    Ok(Json(find(&app, &caller.tenant, &id).await?.into()))
 }
 
-async fn find(app: &App, caller: &Caller, id: &str) -> Result<Schedule, ApiError> {
+async fn find(app: &App, tenant: &Tenant, id: &str) -> Result<Schedule, ApiError> {
     let unknown = || ApiError::not_found("schedule", id);
     let key: ScheduleId = id.parse().map_err(|_| unknown())?;
-    app.store.schedule(&caller.tenant, key).await?.ok_or_else(unknown)
+    app.store.schedule(tenant, key).await?.ok_or_else(unknown)
 }
 
 /// Pauses a schedule: it has no runs until it is resumed.
@@ -139,7 +139,7 @@ pub(crate) async fn pause(
     Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> JsonResult<ScheduleView> {
-    change(&app, &caller, &id, |_, _| None).await
+    Ok(Json(change(&app, &caller.tenant, &id, Turn::Pause).await?.into()))
 }
 
 /// Resumes a schedule: the next run is at its next time.
@@ -149,28 +149,47 @@ pub(crate) async fn resume(
     Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> JsonResult<ScheduleView> {
-    change(&app, &caller, &id, |times, now| times.after(now)).await
+    Ok(Json(change(&app, &caller.tenant, &id, Turn::Resume).await?.into()))
 }
 
-/// Sets the time of the next run.
-async fn change(
+/// Whether a schedule has runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// None, until it is resumed.
+    Pause,
+    /// The next one is at its next time.
+    Resume,
+}
+
+/// Sets the time of the next run of a schedule.
+pub(crate) async fn change(
     app: &App,
-    caller: &Caller,
+    tenant: &Tenant,
     id: &str,
-    next: impl Fn(&Times, Timestamp) -> Option<Timestamp>,
-) -> JsonResult<ScheduleView> {
+    turn: Turn,
+) -> Result<Schedule, ApiError> {
     // A run may come in between.
     const TRIES: usize = 5;
     for _ in 0..TRIES {
-        let mut schedule = find(app, caller, id).await?;
+        let mut schedule = find(app, tenant, id).await?;
         let times = Times::parse(&schedule.record.cron, &schedule.record.timezone)?;
         let before = schedule.next_at;
-        schedule.next_at = next(&times, app.store.now().await?);
+        schedule.next_at = match turn {
+            Turn::Pause => None,
+            Turn::Resume => times.after(app.store.now().await?),
+        };
         if app.store.save_schedule(&schedule, before).await? {
-            return Ok(Json(schedule.into()));
+            return Ok(schedule);
         }
     }
     Err(ApiError::conflict("schedule_changes", "the schedule runs now: try again"))
+}
+
+/// Deletes a schedule of a tenant.
+pub(crate) async fn delete(app: &App, tenant: &Tenant, id: &str) -> Result<(), ApiError> {
+    let schedule = find(app, tenant, id).await?;
+    app.store.delete_schedule(tenant, schedule.id).await?;
+    Ok(())
 }
 
 /// A deleted schedule.
@@ -188,7 +207,6 @@ pub(crate) async fn remove(
     Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> JsonResult<DeletedSchedule> {
-    let schedule = find(&app, &caller, &id).await?;
-    app.store.delete_schedule(&caller.tenant, schedule.id).await?;
+    delete(&app, &caller.tenant, &id).await?;
     Ok(Json(DeletedSchedule { id, object: "schedule", deleted: true }))
 }

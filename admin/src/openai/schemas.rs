@@ -380,7 +380,7 @@ pub(crate) struct BatchRequest {
     webhook: Option<NewWebhook>,
 }
 
-/// A webhook to call when the batch is finished: a POST signed according to Standard Webhooks.
+/// A webhook to call when the batch has ended, is paused or goes on: a POST signed according to Standard Webhooks.
 #[derive(ToSchema)]
 pub(crate) struct NewWebhook {
     /// `http://` or `https://`, at a public address unless the service allows others.

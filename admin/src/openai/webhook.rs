@@ -1,12 +1,56 @@
-//! `/v1/webhook`: the webhook of a tenant's batches that have none of their own.
+//! Webhooks in the API: what is known of a batch's, and `/v1/webhook`, which is that of a tenant's batches that have none of
+//! their own.
 
 use axum::Json;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use tritmill_queue::Timestamp;
 use utoipa::ToSchema;
 
 use super::{batches::parse_webhook, schemas::NewWebhook};
-use crate::{ApiError, Call, JsonBody, JsonResult, operator::audit};
+use crate::{
+    ApiError, App, Call, Caller, JsonBody, JsonResult,
+    operator::audit,
+    store::{notices::Delivery, webhooks::Webhook},
+};
+
+/// The webhook of a batch, and how far the latest event is delivered to it.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Webhook)]
+pub(crate) struct WebhookView {
+    url: String,
+    /// `pending`; finally `delivered` or `failed`.
+    status: &'static str,
+    /// Number of calls.
+    attempts: u32,
+    /// Error of the last call.
+    error: Option<String>,
+    /// Time of the next call; null before an event and after the delivery.
+    next_attempt_at: Option<i64>,
+    /// Present only in the response that creates the batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<String>,
+}
+
+impl WebhookView {
+    /// Returns a webhook, and the delivery of the latest event to it, if there was one.
+    pub fn new(webhook: Webhook, told: Option<Delivery>) -> Self {
+        let told = told.unwrap_or_default();
+        let next_attempt_at = next_attempt(&told);
+        let (status, Delivery { attempts, error, .. }) = (told.state(), told);
+        Self { url: webhook.url, status, attempts, error, next_attempt_at, secret: None }
+    }
+
+    /// Returns it with the secret of a webhook, if there is one.
+    pub fn with_secret(self, of: Option<Webhook>) -> Self {
+        Self { secret: of.map(|webhook| webhook.secret.0), ..self }
+    }
+}
+
+/// Returns the time of the next attempt. One that was never made is due at any time.
+pub(super) fn next_attempt(delivery: &Delivery) -> Option<i64> {
+    delivery.due_at.filter(|at| at.0 > 0).map(Timestamp::seconds)
+}
 
 /// The webhook of a tenant.
 #[derive(Serialize, ToSchema)]
@@ -14,21 +58,65 @@ pub(crate) struct TenantWebhook {
     object: &'static str,
     /// Null if the tenant has none.
     url: Option<String>,
+    /// `active`; `resting` while it is left alone, because calls failed again and again; `gone` if it answered 410 and gets no
+    /// more. Null if the tenant has none.
+    status: Option<&'static str>,
+    /// Failed calls in a row.
+    failures: u32,
+    /// Error of the last call, if that failed.
+    error: Option<String>,
+    /// Time until which it is left alone.
+    rests_until: Option<i64>,
     /// Present only in the response that sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
+}
+
+impl TenantWebhook {
+    fn none() -> Self {
+        Self {
+            object: "webhook",
+            url: None,
+            status: None,
+            failures: 0,
+            error: None,
+            rests_until: None,
+            secret: None,
+        }
+    }
+
+    async fn load(app: &App, caller: &Caller) -> Result<Self, ApiError> {
+        let Some(webhook) = app.store.tenant_webhook(&caller.tenant).await? else {
+            return Ok(Self::none());
+        };
+        let failing = app.store.failing_receiver(&caller.tenant, &webhook.url).await?;
+        let now = app.store.now().await?;
+        let rests_until = failing.as_ref().and_then(|it| it.rests_until).filter(|at| *at > now);
+        let is_gone = failing.as_ref().is_some_and(|it| it.gone_at.is_some());
+        Ok(Self {
+            url: Some(webhook.url),
+            status: Some(match (is_gone, rests_until) {
+                (true, _) => "gone",
+                (false, Some(_)) => "resting",
+                (false, None) => "active",
+            }),
+            failures: failing.as_ref().map_or(0, |it| it.failures),
+            error: failing.map(|it| it.error),
+            rests_until: rests_until.map(Timestamp::seconds),
+            ..Self::none()
+        })
+    }
 }
 
 /// Returns the webhook of the tenant's batches that have none of their own, without its secret.
 #[utoipa::path(get, path = "/v1/webhook", tag = "batches",
     responses((status = 200, description = "The webhook", body = TenantWebhook)))]
 pub(crate) async fn show(Call { app, caller }: Call) -> JsonResult<TenantWebhook> {
-    let webhook = app.store.tenant_webhook(&caller.tenant).await?;
-    let url = webhook.map(|webhook| webhook.url);
-    Ok(Json(TenantWebhook { object: "webhook", url, secret: None }))
+    Ok(Json(TenantWebhook::load(&app, &caller).await?))
 }
 
-/// Sets the webhook of the tenant's batches that have none of their own, from now on.
+/// Sets the webhook of the tenant's budgets, and of its batches that have none of their own, from now on. One that was left
+/// alone or gone is called again.
 #[utoipa::path(post, path = "/v1/webhook", tag = "batches", request_body = NewWebhook,
     responses((status = 200, description = "The webhook with its secret", body = TenantWebhook)))]
 pub(crate) async fn set(
@@ -39,8 +127,8 @@ pub(crate) async fn set(
     // Without the URL, which may have a password.
     audit::record(&app, &caller, "webhook.set", &caller.tenant.0, json!({})).await?;
     app.store.set_tenant_webhook(&caller.tenant, Some(&webhook)).await?;
-    let (url, secret) = (Some(webhook.url), Some(webhook.secret.0));
-    Ok(Json(TenantWebhook { object: "webhook", url, secret }))
+    let set = TenantWebhook::load(&app, &caller).await?;
+    Ok(Json(TenantWebhook { secret: Some(webhook.secret.0), ..set }))
 }
 
 /// Removes the webhook of the tenant. Batches that have it keep it.
@@ -52,5 +140,5 @@ pub(crate) async fn remove(Call { app, caller }: Call) -> JsonResult<TenantWebho
     }
     audit::record(&app, &caller, "webhook.delete", &caller.tenant.0, json!({})).await?;
     app.store.set_tenant_webhook(&caller.tenant, None).await?;
-    Ok(Json(TenantWebhook { object: "webhook", url: None, secret: None }))
+    Ok(Json(TenantWebhook::none()))
 }

@@ -201,7 +201,7 @@ pub(crate) struct BudgetView {
 impl From<&BudgetState> for BudgetView {
     fn from(state: &BudgetState) -> Self {
         let amount = |nanounits| state.charge(nanounits).amount();
-        let Budget { of, currency, soft, hard } = &state.budget;
+        let Budget { of, currency, soft, hard, .. } = &state.budget;
         Self {
             tenant: of.tenant.0.clone(),
             key: of.key.map(|key| key.to_string()),
@@ -284,7 +284,10 @@ pub(crate) async fn set_budget(
     audit::record(&app, &caller, "budget.set", &of.tenant.0, detail).await?;
     match (soft, hard) {
         (None, None) => drop(app.store.delete_budget(&of).await?),
-        _ => app.store.set_budget(&Budget { of, currency, soft, hard }).await?,
+        _ => {
+            let set_at = app.store.now().await?;
+            app.store.set_budget(&Budget { of, currency, soft, hard, set_at }).await?;
+        }
     }
     Ok(DONE)
 }

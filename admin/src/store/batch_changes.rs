@@ -11,7 +11,6 @@ use super::{
     batches::{Batch, BatchState, BatchTimes},
     call_keys::CallKey,
     step_state::{FilePosition, Rerun, RerunLines, StepState},
-    webhooks::Webhook,
 };
 
 /// Most retries of a batch that wait for their turn.
@@ -231,7 +230,6 @@ fn reopen(batch: &mut Batch, lines: RerunLines, now: Timestamp) {
     batch.steps.changed_at = Some(now);
     // What was not reached stays as it is, unless it is chosen.
     batch.steps.reruns = vec![Rerun { lines, at: now, reached: Some(u64::MAX) }];
-    batch.webhook = batch.webhook.take().map(Webhook::again);
     go_on(batch);
 }
 

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tritmill_queue::{Claimant, Job, JobId, StoreError, Tenant, Timestamp};
+use tritmill_queue::{Claimant, Job, JobId, StoreError, Timestamp};
 
 use super::{
     batch_ends::LineEnd,
@@ -89,21 +89,6 @@ pub struct BatchWrites<'a> {
     pub ends: &'a [LineEnd],
 }
 
-/// Bounds of a claim of webhooks.
-#[derive(Debug, Clone, Copy)]
-pub struct WebhookBounds<'a> {
-    /// Maximum number of webhooks.
-    pub max: u32,
-    /// Maximum number of webhooks of the same host.
-    pub per_host: u32,
-    /// Maximum number of webhooks of the same tenant.
-    pub per_tenant: u32,
-    /// Hosts of which no webhook is claimed.
-    pub busy_hosts: &'a [String],
-    /// Tenants of which no webhook is claimed.
-    pub busy_tenants: &'a [Tenant],
-}
-
 /// Result of [`BatchSteps::start_batch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchStart {
@@ -129,14 +114,6 @@ pub trait BatchSteps: Send + Sync {
 
     /// Returns whether a [suspect](Claimable::Suspect) batch has a due step.
     async fn has_suspect_batches(&self) -> Result<bool, StoreError>;
-
-    /// Claims batches with a [due webhook](Batch::webhook_due). The tenant that was served least recently
-    /// comes first; of a tenant's webhooks, the earliest due.
-    async fn claim_webhooks(
-        &self,
-        by: Claimant<'_>,
-        bounds: WebhookBounds<'_>,
-    ) -> Result<Vec<BatchClaim>, StoreError>;
 
     /// Extends a claim's lease; returns false if the claim is no longer valid. On an error the old
     /// lease continues.
@@ -172,8 +149,8 @@ pub trait BatchSteps: Send + Sync {
         active_max: u32,
     ) -> Result<BatchStart, StoreError>;
 
-    /// Writes a claimed batch with what belongs to it, in one transaction; returns false and writes
-    /// nothing if the claim is no longer valid. Resets the failures of the batch. May be repeated after an
+    /// Writes a claimed batch with what belongs to it, and the notices of its end, in one transaction; returns false and
+    /// writes nothing if the claim is no longer valid. Resets the failures of the batch. May be repeated after an
     /// error. Fails, without a change, if a file of a chunk no longer exists.
     async fn save_batch(
         &self,

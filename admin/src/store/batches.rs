@@ -31,6 +31,7 @@ use uuid::Uuid;
 use super::{
     batch_changes::{BatchChange, Changed},
     files::{FileId, prefixed},
+    notices::Delivery,
     step_state::{BatchError, FilePosition, StepState},
     webhooks::Webhook,
 };
@@ -288,9 +289,12 @@ pub struct Batch {
     /// Idempotency key from its creator: a tenant has one batch per key.
     #[serde(default)]
     pub idempotency_key: Option<String>,
-    /// Webhook to call when it reaches a terminal state.
+    /// Webhook to call with its events.
     #[serde(default)]
     pub webhook: Option<Webhook>,
+    /// Mail addresses that its events are sent to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mail_to: Vec<String>,
     /// What the next step continues from.
     #[serde(default)]
     pub steps: StepState,
@@ -301,6 +305,9 @@ pub struct Batch {
     /// Lines that were added to it while it was open, in a column of its own as well. The column is NULL if it was never open.
     #[serde(skip)]
     pub added: u64,
+    /// How far the latest event is delivered to its webhook. Claimed batches do not have it.
+    #[serde(skip)]
+    pub told: Option<Delivery>,
 }
 
 /// Most models of a batch of lines that may name several.
@@ -309,13 +316,6 @@ pub const MODELS_MAX: usize = 64;
 pub const MIXED: &str = "mixed";
 
 impl Batch {
-    /// Returns the time since which the webhook is due; `None` while the batch is unfinished, and
-    /// when it has no webhook or delivery has ended.
-    pub fn webhook_due(&self) -> Option<Timestamp> {
-        let webhook = self.webhook.as_ref().filter(|webhook| webhook.ended_at.is_none())?;
-        self.state.is_terminal().then(|| webhook.next_at.unwrap_or_default())
-    }
-
     /// Returns the tier of lines without one of their own.
     pub fn tier(&self) -> Tier {
         tier_of(&self.completion_window)

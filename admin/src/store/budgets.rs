@@ -3,11 +3,13 @@
 use std::str::FromStr;
 
 use async_trait::async_trait;
-use tritmill_queue::{StoreError, Tenant, billing::Currency, job::UnknownWord};
+use serde::{Deserialize, Serialize};
+use tritmill_queue::{StoreError, Tenant, Timestamp, billing::Currency, job::UnknownWord};
 use uuid::Uuid;
 
 /// The time that a budget is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum BudgetPeriod {
     /// A day, in UTC.
     Day,
@@ -35,7 +37,7 @@ impl FromStr for BudgetPeriod {
 }
 
 /// To which charges a budget applies. Each has one budget of a period.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BudgetOf {
     /// The tenant.
     pub tenant: Tenant,
@@ -46,7 +48,7 @@ pub struct BudgetOf {
 }
 
 /// Bounds of charges in a currency, in 10⁻⁹ of its unit. Charges in other currencies do not count.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budget {
     /// To which charges it applies.
     pub of: BudgetOf,
@@ -56,6 +58,8 @@ pub struct Budget {
     pub soft: Option<i64>,
     /// From here on new work is refused. Work that was accepted goes on.
     pub hard: Option<i64>,
+    /// Since when it has these bounds.
+    pub set_at: Timestamp,
 }
 
 /// Budgets in a store.

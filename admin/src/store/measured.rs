@@ -10,16 +10,21 @@ use uuid::Uuid;
 
 use super::{
     ApiKey, Audit, Batch, BatchEnds, BatchId, BatchSteps, Batches, Budgets, CallKeys, FileId,
-    Files, KeyHash, Keys, OpenBatches, Schedules, Sessions, Tenants,
+    Files, KeyHash, Keys, Notices, OpenBatches, Schedules, Sessions, Tenants,
     audit::AuditEntry,
     batch_changes::{BatchChange, Changed},
     batch_ends::{EndsPage, KnownEnd, LineEnd},
-    batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds},
+    batch_steps::{BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash},
     batches::{BatchDeletion, BatchFilter, Creation},
     budgets::{Budget, BudgetOf},
     call_keys::{CallKey, KeyedCall},
+    events::Event,
     files::{
         ChunkContent, Completion, FileDeletion, FilePurpose, StoredChunk, StoredFile, UploadKey,
+    },
+    notices::{
+        Channel, FailingReceiver, Notice, NoticeBounds, NoticeClaim, NoticeCounts, NoticeFilter,
+        NoticeId, Outcome, Receiver,
     },
     open_batches::{AddedLines, Adding},
     schedules::{Schedule, ScheduleId},
@@ -105,8 +110,6 @@ measured! {
         fn claim_batches(which: Claimable, by: Claimant<'_>, max: u32)
             -> Result<Vec<BatchClaim>, StoreError>;
         fn has_suspect_batches() -> Result<bool, StoreError>;
-        fn claim_webhooks(by: Claimant<'_>, bounds: WebhookBounds<'_>)
-            -> Result<Vec<BatchClaim>, StoreError>;
         fn renew_batch(id: BatchId, epoch: i64, lease: Duration) -> Result<bool, StoreError>;
         fn release_batch(id: BatchId, epoch: i64, after: Duration) -> Result<(), StoreError>;
         fn charge_batch(id: BatchId, epoch: i64, after: Duration) -> Result<(), StoreError>;
@@ -120,6 +123,20 @@ measured! {
     OpenBatches {
         fn add_lines(tenant: &Tenant, id: BatchId, lines: &AddedLines)
             -> Result<Option<Adding>, StoreError>;
+    }
+    Notices {
+        fn add_event(event: &Event, to: &[Receiver]) -> Result<(), StoreError>;
+        fn claim_notices(channel: Channel, by: Claimant<'_>, bounds: NoticeBounds<'_>)
+            -> Result<Vec<NoticeClaim>, StoreError>;
+        fn end_attempt(claim: &NoticeClaim, outcome: &Outcome) -> Result<bool, StoreError>;
+        fn notices(filter: &NoticeFilter, page: Page<NoticeId>)
+            -> Result<Vec<Notice>, StoreError>;
+        fn redeliver_notice(tenant: Option<&Tenant>, id: NoticeId)
+            -> Result<Option<Notice>, StoreError>;
+        fn failing_receiver(tenant: &Tenant, address: &str)
+            -> Result<Option<FailingReceiver>, StoreError>;
+        fn count_notices() -> Result<NoticeCounts, StoreError>;
+        fn sweep_notices() -> Result<(), StoreError>;
     }
     Audit {
         fn record_audit(entry: &AuditEntry) -> Result<(), StoreError>;
@@ -153,6 +170,7 @@ mod tests {
             include_str!("batch_ends.rs"),
             include_str!("batch_steps.rs"),
             include_str!("open_batches.rs"),
+            include_str!("notices.rs"),
             include_str!("audit.rs"),
             include_str!("tenants.rs"),
         ];

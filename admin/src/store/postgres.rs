@@ -16,6 +16,13 @@ macro_rules! as_json {
     };
 }
 
+/// The function that makes a JSON object of names and values.
+macro_rules! json_object {
+    () => {
+        "json_build_object"
+    };
+}
+
 /// Matches any item of an `id_list` or a [`bytes_list`].
 macro_rules! any_of {
     ($parameter:literal) => {

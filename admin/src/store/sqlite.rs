@@ -20,6 +20,13 @@ macro_rules! as_json {
     };
 }
 
+/// The function that makes a JSON object of names and values.
+macro_rules! json_object {
+    () => {
+        "json_object"
+    };
+}
+
 /// Matches any item of an `id_list` or a [`bytes_list`].
 macro_rules! any_of {
     ($parameter:literal) => {
@@ -127,14 +134,17 @@ pub(super) fn line_list(lines: &[u32]) -> String {
     to_json(&lines)
 }
 
-/// Releases every batch; the leases count as lost. Only for the one process that owns the file, at its start:
-/// the holders of those leases are gone.
+/// Releases every batch and notice; the leases of batches count as lost. Only for the one process that owns the file, at its
+/// start: the holders of those leases are gone.
 ///
 /// # Errors
 /// If the file cannot be written.
 pub async fn release_batches(store: &SqlStore) -> Result<(), StoreError> {
     let release = "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL,
                           lost_leases = lost_leases + 1
+                   WHERE lease_until IS NOT NULL";
+    store.execute(tables::query(release)).await?;
+    let release = "UPDATE notices SET epoch = epoch + 1, owner = NULL, lease_until = NULL
                    WHERE lease_until IS NOT NULL";
     store.execute(tables::query(release)).await.map(drop)
 }

@@ -84,7 +84,7 @@ pub trait Tenants: Send + Sync {
     /// Returns the webhook of a tenant's batches that have none of their own.
     async fn tenant_webhook(&self, tenant: &Tenant) -> Result<Option<Webhook>, StoreError>;
 
-    /// Sets or removes that webhook.
+    /// Sets or removes that webhook. What failed at its URL is forgotten.
     async fn set_tenant_webhook(
         &self,
         tenant: &Tenant,

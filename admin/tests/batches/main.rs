@@ -9,6 +9,7 @@ mod conformance;
 mod driven;
 mod ends;
 mod lists;
+mod notices;
 mod open;
 mod schedules;
 mod steps;
@@ -22,11 +23,10 @@ use stores::{Rig, all};
 use tritmill_admin::store::{
     Batch, BatchId, BatchState, FileId, FrontStore as TestStore,
     batch_changes::{BatchChange, Changed},
-    batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, NamedLine, WebhookBounds},
+    batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, NamedLine},
     batches::{BatchFilter, BatchTimes, Creation},
     files::{ChunkContent, FileDeletion, FilePurpose, StoredChunk, StoredFile},
     step_state::{FilePosition, StepState},
-    webhooks::{Webhook, WebhookSecret},
 };
 use tritmill_queue::{
     Job, Priority, Tenant, Timestamp,
@@ -34,8 +34,6 @@ use tritmill_queue::{
 };
 
 const MANY: u32 = 1000;
-const ANY: WebhookBounds<'_> =
-    WebhookBounds { max: 9, per_host: 9, per_tenant: 9, busy_hosts: &[], busy_tenants: &[] };
 
 fn tenant(name: &str) -> Tenant {
     Tenant(name.to_owned())
@@ -91,6 +89,8 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         added: 0,
         idempotency_key: None,
         webhook: None,
+        mail_to: Vec::new(),
+        told: None,
         steps: StepState::default(),
     }
 }
@@ -259,50 +259,6 @@ async fn idempotency_key_makes_one_batch_per_tenant() {
         assert_eq!(store.create_batch(&keyed(&other), MANY).await.unwrap(), Creation::New);
         let page = Page { after: None, limit: 9, ascending: false };
         assert_eq!(store.find_batches(&of(&acme), page).await.unwrap().len(), 2);
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn webhook_is_due_from_the_end_of_the_batch_until_delivered() {
-    all(async |rig: Rig| {
-        let store = &rig.store;
-        let mut batch = create(store, &tenant("acme")).await;
-        let mut held = claim(store).await.unwrap();
-        let secret = WebhookSecret("s".to_owned());
-        let url = "https://a.example/".to_owned();
-        let told = || async { store.claim_webhooks(by("a"), ANY).await.unwrap() };
-        held.batch.webhook = Some(Webhook::new(url, secret));
-        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
-        assert!(told().await.is_empty(), "the batch is unfinished");
-        held.batch.enter(BatchState::Completed, Timestamp(9));
-        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
-        assert!(told().await.is_empty(), "the driver still has the claim");
-        release(store, &held).await;
-        let mut telling = told().await.pop().unwrap();
-        assert_eq!(telling.batch, held.batch);
-        assert!(told().await.is_empty(), "it is claimed");
-        rig.advance(LEASE * 2);
-        let again = told().await.pop().unwrap();
-        assert!(
-            !store.save_batch(&telling, BatchWrites::default()).await.unwrap(),
-            "it came too late"
-        );
-        telling = again;
-        let later = store.now().await.unwrap().after(Duration::from_secs(60));
-        telling.batch.webhook.as_mut().unwrap().next_at = Some(later);
-        assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
-        release(store, &telling).await;
-        assert!(told().await.is_empty(), "the next call is not due");
-        rig.advance(Duration::from_secs(61));
-        let mut telling = told().await.pop().unwrap();
-        telling.batch.webhook.as_mut().unwrap().ended_at = Some(later);
-        assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
-        release(store, &telling).await;
-        rig.advance(LEASE * 2);
-        assert!(told().await.is_empty(), "delivery has ended");
-        batch = store.batch(&batch.tenant, batch.id).await.unwrap().unwrap();
-        assert_eq!(batch, telling.batch);
     })
     .await;
 }

@@ -11,12 +11,12 @@ use tritmill_queue::{Priority, Tier};
 
 use crate::{
     ApiError, App,
+    notices::signature,
     openai::files::{EXPIRES_S, invalid_expiry},
     store::{
         batches::{BACKGROUND, MIXED, parse_window, tier_of},
         webhooks::{Webhook, WebhookSecret},
     },
-    webhooks::signature,
 };
 
 /// Most pairs of metadata, and characters of a name and a value.

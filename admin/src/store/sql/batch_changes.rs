@@ -3,10 +3,11 @@
 use tritmill_queue::{JobId, StoreError, Tenant, Timestamp};
 use uuid::Uuid;
 
-use super::{Connection, SqlStore, batches::whole, call_keys, query, rows};
+use super::{Connection, SqlStore, batches::whole, call_keys, notices, query, rows};
 use crate::store::{
     batch_changes::{Applied, BatchChange, Changed, RetryKey},
     batches::{Batch, BatchId},
+    events::Event,
 };
 
 /// See [`Batches::change_batch`](crate::store::Batches::change_batch).
@@ -17,8 +18,9 @@ pub(super) async fn change(
     (now, open_max): (Timestamp, u32),
 ) -> Result<Option<Changed>, StoreError> {
     let found = concat!(
-        "SELECT CAST(batch AS text) AS batch, archived_at, added_lines FROM batches
-         WHERE id = $1 AND tenant = $2",
+        "SELECT ",
+        super::batches::columns!(),
+        " FROM batches WHERE id = $1 AND tenant = $2",
         for_update!()
     );
     let mut tx = store.begin().await?;
@@ -43,6 +45,9 @@ pub(super) async fn change(
         return Ok(Some(Changed::Full));
     }
     write(&mut tx, &changed).await?;
+    if let Some(event) = Event::of_change(&before, &changed, now) {
+        notices::add(store, &mut tx, &event, &changed.receivers()).await?;
+    }
     tx.commit().await?;
     Ok(Some(Changed::Done(Box::new(changed))))
 }
@@ -91,7 +96,7 @@ pub(super) async fn write(tx: &mut Connection, batch: &Batch) -> Result<(), Stor
         "UPDATE batches SET state = $2, batch = ",
         as_json!("$3"),
         ", epoch = epoch + 1, owner = NULL, lease_until = NULL, next_at = 0, lost_leases = 0,
-           hung_steps = 0, webhook_due = NULL, webhook_host = NULL, archived_at = NULL WHERE id = $1"
+           hung_steps = 0, archived_at = NULL WHERE id = $1"
     );
     query(update)
         .bind(Uuid::from(batch.id))

@@ -25,31 +25,19 @@ macro_rules! suspect {
     };
 }
 
-/// A batch with a due webhook that nothing keeps from being called.
-macro_rules! callable {
-    () => {
+/// Claims batches by tenants' turns; `which` is their condition, checked again when their rows are locked.
+macro_rules! claim_step_sql {
+    ($which:expr) => {
         concat!(
-            "webhook_due <= ",
-            now!(),
-            " AND (lease_until IS NULL OR lease_until <= ",
-            now!(),
-            ") AND NOT coalesce(webhook_host ",
-            any_text!("$6"),
-            ", false) AND NOT (tenant ",
-            any_text!("$7"),
-            ")"
-        )
-    };
-}
-
-/// Claims the batches that `ranked` names, by turn; `which` is their condition, checked again when their
-/// rows are locked.
-macro_rules! claim_sql {
-    ($ranked:expr, $which:expr, $also:literal) => {
-        concat!(
-            "WITH ",
-            $ranked,
-            ", picked AS MATERIALIZED (
+            "WITH due AS MATERIALIZED (
+                 SELECT id AS due_id, tenant AS due_tenant FROM batches WHERE ",
+            $which,
+            " ORDER BY next_at, id LIMIT $5),
+             ranked AS MATERIALIZED (
+                 SELECT due_id, coalesce(served_at, 0) AS turn_at,
+                        row_number() OVER (PARTITION BY due_tenant ORDER BY due_id) AS turn
+                 FROM due LEFT JOIN batch_turns ON tenant = due_tenant),
+             picked AS MATERIALIZED (
                  SELECT batches.id AS picked_id FROM ranked JOIN batches ON batches.id = due_id
                  WHERE ",
             $which,
@@ -57,69 +45,25 @@ macro_rules! claim_sql {
             skip_locked!(),
             ") UPDATE batches SET epoch = epoch + 1, owner = $2, lease_until = ",
             now!(),
-            " + $3",
-            $also,
-            " FROM picked WHERE id = picked_id
+            " + $3, lost_leases = lost_leases + CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END
+             FROM picked WHERE id = picked_id
              RETURNING id, epoch, lost_leases + hung_steps AS failures, added_lines,
                        CAST(batch AS text) AS batch"
         )
     };
 }
 
-/// Claims batches by tenants' turns.
-macro_rules! claim_step_sql {
-    ($which:expr) => {
-        claim_sql!(
-            concat!(
-                "due AS MATERIALIZED (
-                     SELECT id AS due_id, tenant AS due_tenant FROM batches WHERE ",
-                $which,
-                " ORDER BY next_at, id LIMIT $5),
-                 ranked AS MATERIALIZED (
-                     SELECT due_id, coalesce(served_at, 0) AS turn_at,
-                            row_number() OVER (PARTITION BY due_tenant ORDER BY due_id) AS turn
-                     FROM due LEFT JOIN batch_turns ON tenant = due_tenant)"
-            ),
-            $which,
-            ", lost_leases = lost_leases + CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END"
-        )
-    };
-}
-
-/// Claims webhooks by tenants' turns, with a maximum per host and per tenant.
-macro_rules! claim_webhook_sql {
-    () => {
-        claim_sql!(
-            concat!(
-                "due AS MATERIALIZED (
-                     SELECT id AS due_id, tenant AS due_tenant, webhook_host AS host, webhook_due AS due_at
-                     FROM batches WHERE ",
-                callable!(),
-                " ORDER BY webhook_due LIMIT $5),
-                 of_hosts AS MATERIALIZED (
-                     SELECT due_id, due_tenant, due_at,
-                            row_number() OVER (PARTITION BY host ORDER BY due_at, due_id) AS host_turn
-                     FROM due),
-                 ranked AS MATERIALIZED (
-                     SELECT due_id, coalesce(called_at, 0) AS turn_at,
-                            row_number() OVER (PARTITION BY due_tenant ORDER BY due_at, due_id) AS turn
-                     FROM of_hosts LEFT JOIN batch_turns ON tenant = due_tenant WHERE host_turn <= $8)"
-            ),
-            concat!("turn <= $9 AND ", callable!()),
-            ""
-        )
-    };
-}
-
-/// Records that the tenants of claimed batches were served now, in a column of their turns.
+/// Records that the tenants of claimed rows of a table were served now, in a column of their turns.
 macro_rules! turn_sql {
-    ($column:literal) => {
+    ($table:literal, $column:literal) => {
         concat!(
             "INSERT INTO batch_turns (tenant, ",
             $column,
             ") SELECT tenant, ",
             now!(),
-            " FROM batches WHERE id ",
+            " FROM ",
+            $table,
+            " WHERE id ",
             any_of!("$2"),
             " GROUP BY tenant ORDER BY tenant ON CONFLICT (tenant) DO UPDATE SET ",
             $column,
@@ -148,12 +92,10 @@ pub(super) const CLAIM_SUSPECT: &str = claim_step_sql!(suspect!());
 /// Finds a suspect batch; parameter: clock.
 pub(super) const FIND_SUSPECT: &str =
     concat!("SELECT 1 FROM batches WHERE ", suspect!(), " LIMIT 1");
-/// Claims webhooks; further parameters: busy hosts, busy tenants, maximum per host, maximum per tenant.
-pub(super) const CLAIM_WEBHOOKS: &str = claim_webhook_sql!();
 
-/// Record turns; parameters: clock, batches.
-pub(super) const STEP_TURNS: &str = turn_sql!("served_at");
-pub(super) const WEBHOOK_TURNS: &str = turn_sql!("called_at");
+/// Record turns; parameters: clock, batches or notices.
+pub(super) const STEP_TURNS: &str = turn_sql!("batches", "served_at");
+pub(super) const NOTICE_TURNS: &str = turn_sql!("notices", "called_at");
 
 /// Releases a claim; parameters: clock, batch, epoch, delay of the next step.
 pub(super) const RELEASE: &str = release_sql!("");

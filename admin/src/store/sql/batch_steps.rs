@@ -5,18 +5,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use tritmill_queue::{JobId, StoreError, Tenant, store::Claimant};
+use tritmill_queue::{JobId, StoreError, store::Claimant};
 
 use super::{
     ADD_CUSTOM_IDS, Connection, Query, SqlStore, batch_claims, batch_ends, batches::counted,
-    bytes_list, files, id_list, query, rows, text_list,
+    bytes_list, files, id_list, notices, query, rows,
 };
 use crate::store::{
     batch_steps::{
         BatchClaim, BatchStart, BatchSteps, BatchWrites, CLAIM_WINDOW, Claimable, CustomIdHash,
-        NamedLine, WebhookBounds,
+        NamedLine,
     },
     batches::BatchId,
+    events::Event,
 };
 
 /// Delay of a batch that cannot be read: a process of a later release may be able to.
@@ -35,20 +36,15 @@ async fn save_within(
 ) -> Result<bool, StoreError> {
     let BatchClaim { batch, epoch, .. } = claim;
     let update = concat!(
-        "UPDATE batches SET state = $3, webhook_due = $5, webhook_host = $6, lost_leases = 0,
-                hung_steps = 0, batch = ",
+        "UPDATE batches SET state = $3, lost_leases = 0, hung_steps = 0, batch = ",
         as_json!("$4"),
         " WHERE id = $1 AND epoch = $2"
     );
-    let webhook_due = batch.webhook_due();
-    let webhook = batch.webhook.as_ref().filter(|_| webhook_due.is_some());
     let saved = query(update)
         .bind(Uuid::from(batch.id))
         .bind(epoch)
         .bind(batch.state.as_str())
         .bind(rows::to_json(batch))
-        .bind(webhook_due.map(|due| due.0))
-        .bind(webhook.map(|webhook| webhook.host()))
         .execute(&mut *tx)
         .await?;
     if saved.rows_affected() == 0 {
@@ -65,21 +61,20 @@ async fn save_within(
     }
     batch_ends::add(tx, batch, writes.ends).await?;
     write(tx, batch.id, writes).await?;
+    if let Some(event) = Event::of_end(batch) {
+        notices::add(store, tx, &event, &batch.receivers()).await?;
+    }
     Ok(true)
 }
 
 /// Runs a claim, then records the tenants' turns.
-async fn claim_by(
-    store: &SqlStore,
-    claim: Query<'_>,
-    turn: &'static str,
-) -> Result<Vec<BatchClaim>, StoreError> {
+async fn claim_by(store: &SqlStore, claim: Query<'_>) -> Result<Vec<BatchClaim>, StoreError> {
     let claimed = store.fetch_all(claim).await?;
     if claimed.is_empty() {
         return Ok(Vec::new());
     }
     let ids: Vec<JobId> = rows::ids(&claimed)?;
-    let turn = query(turn).bind(store.clock_parameter()).bind(id_list(ids));
+    let turn = query(batch_claims::STEP_TURNS).bind(store.clock_parameter()).bind(id_list(ids));
     // Only the order of the next claims depends on it.
     if let Err(error) = store.execute(turn).await {
         tracing::debug!(%error, "cannot record the turns of tenants");
@@ -166,32 +161,12 @@ impl BatchSteps for SqlStore {
             .bind(rows::milliseconds(by.lease))
             .bind(i64::from(max))
             .bind(i64::from(CLAIM_WINDOW));
-        claim_by(self, claim, batch_claims::STEP_TURNS).await
+        claim_by(self, claim).await
     }
 
     async fn has_suspect_batches(&self) -> Result<bool, StoreError> {
         let found = query(batch_claims::FIND_SUSPECT);
         Ok(self.fetch_optional(found.bind(self.clock_parameter())).await?.is_some())
-    }
-
-    async fn claim_webhooks(
-        &self,
-        by: Claimant<'_>,
-        bounds: WebhookBounds<'_>,
-    ) -> Result<Vec<BatchClaim>, StoreError> {
-        let name = |tenant: &Tenant| tenant.0.clone();
-        let tenants: Vec<String> = bounds.busy_tenants.iter().map(name).collect();
-        let claim = query(batch_claims::CLAIM_WEBHOOKS)
-            .bind(self.clock_parameter())
-            .bind(by.owner)
-            .bind(rows::milliseconds(by.lease))
-            .bind(i64::from(bounds.max))
-            .bind(i64::from(CLAIM_WINDOW))
-            .bind(text_list(bounds.busy_hosts))
-            .bind(text_list(&tenants))
-            .bind(i64::from(bounds.per_host))
-            .bind(i64::from(bounds.per_tenant));
-        claim_by(self, claim, batch_claims::WEBHOOK_TURNS).await
     }
 
     async fn renew_batch(

@@ -8,7 +8,7 @@ use tritmill_queue::{
     store::{JobRanges as _, Maintenance, Page, job_queries::SCAN_MAX},
 };
 
-use super::{Query, Row, SqlStore, batch_changes, query, rows};
+use super::{Query, Row, SqlStore, batch_changes, notices, query, rows};
 use crate::store::{
     batch_changes::{BatchChange, Changed},
     batches::{
@@ -34,15 +34,25 @@ pub(super) fn counted(row: &Row) -> Result<Batch, StoreError> {
 /// Returns a batch from its [`columns`].
 pub(super) fn whole(row: &Row) -> Result<Batch, StoreError> {
     let archived_at = rows::time_or_none(row, "archived_at")?;
-    Ok(Batch { archived_at, ..counted(row)? })
+    let told: Option<&str> = rows::get(row, "told")?;
+    let told = told.map(serde_json::from_str).transpose();
+    let told = told.map_err(|error| rows::damaged("told", error))?;
+    Ok(Batch { archived_at, told, ..counted(row)? })
 }
 
-/// The columns of a batch.
+/// The columns of a batch, with the delivery of the latest event to its webhook.
 macro_rules! columns {
     () => {
-        "id, CAST(batch AS text) AS batch, archived_at, added_lines, input_file_id"
+        concat!(
+            "id, CAST(batch AS text) AS batch, archived_at, added_lines, input_file_id, (SELECT CAST(",
+            json_object!(),
+            "('attempts', attempts, 'due_at', due_at, 'ended_at', ended_at, 'error', error) AS text)
+             FROM notices WHERE batch_id = batches.id AND channel = 'webhook'
+             ORDER BY notices.id DESC LIMIT 1) AS told"
+        )
     };
 }
+pub(super) use columns;
 
 /// Batches that match the conditions on columns, in one direction.
 macro_rules! listed {
@@ -68,7 +78,7 @@ macro_rules! both {
         [
             concat!(listed!($beyond, $order, $archived), " LIMIT $6"),
             concat!(
-                "SELECT batch, archived_at, added_lines FROM (",
+                "SELECT batch, archived_at, added_lines, told FROM (",
                 listed!($beyond, $order, $archived),
                 " LIMIT $7) AS latest WHERE ",
                 has_metadata!("$8"),
@@ -236,6 +246,7 @@ impl Batches for SqlStore {
             ] {
                 query(statement).bind(Uuid::from(id)).execute(&mut *tx).await?;
             }
+            notices::leave_batch(&mut tx, id).await?;
             query(delete_files)
                 .bind(&tenant.0)
                 .bind(found.output.map(|file| file.0))

@@ -20,6 +20,7 @@ mod budgets;
 mod call_keys;
 mod files;
 mod keys;
+mod notices;
 mod open_batches;
 mod schedules;
 mod sessions;

@@ -62,8 +62,9 @@ impl OpenBatches for SqlStore {
         AddedLines { lines, lines_max, bytes_max, models_max }: &AddedLines,
     ) -> Result<Option<Adding>, StoreError> {
         let found = concat!(
-            "SELECT CAST(batch AS text) AS batch, archived_at, added_lines FROM batches
-             WHERE id = $1 AND tenant = $2",
+            "SELECT ",
+            super::batches::columns!(),
+            " FROM batches WHERE id = $1 AND tenant = $2",
             for_update!()
         );
         let count = "UPDATE batches SET added_lines = $2, next_at = 0 WHERE id = $1";

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use tritmill_queue::{StoreError, Tenant, store::Maintenance as _};
 
-use super::{Row, SqlStore, query, rows, storable};
+use super::{Row, SqlStore, notices, query, rows, storable};
 use crate::store::{
     tenants::{Erased, StoredFiles, TenantAccount, TenantLimits, TenantUse, Tenants},
     webhooks::{Webhook, WebhookSecret},
@@ -101,7 +101,7 @@ impl Tenants for SqlStore {
         let found = self.fetch_optional(found.bind(&tenant.0)).await?;
         let webhook = |row: &Row| {
             let (url, secret) = (rows::get(row, "url")?, rows::get(row, "secret")?);
-            Ok(Webhook { is_of_tenant: true, ..Webhook::new(url, WebhookSecret(secret)) })
+            Ok(Webhook { url, secret: WebhookSecret(secret), is_of_tenant: true })
         };
         found.as_ref().map(webhook).transpose()
     }
@@ -119,7 +119,8 @@ impl Tenants for SqlStore {
         let set = "INSERT INTO tenant_webhooks (tenant, url, secret) VALUES ($1, $2, $3)
              ON CONFLICT (tenant) DO UPDATE SET url = excluded.url, secret = excluded.secret";
         let set = query(set).bind(&tenant.0).bind(&webhook.url).bind(&webhook.secret.0);
-        self.execute(set).await.map(drop)
+        self.execute(set).await?;
+        notices::forget_failures(self, tenant, &webhook.url).await
     }
 
     /// Keys go first, so that no more requests are accepted; then batches, which submit jobs.
@@ -141,6 +142,8 @@ impl Tenants for SqlStore {
             "DELETE FROM call_keys WHERE tenant = $1",
             "DELETE FROM schedules WHERE tenant = $1",
             "DELETE FROM tenant_webhooks WHERE tenant = $1",
+            "DELETE FROM notices WHERE tenant = $1",
+            "DELETE FROM notice_receivers WHERE tenant = $1",
             "DELETE FROM budgets WHERE tenant = $1",
             "DELETE FROM charges WHERE tenant = $1",
         ] {
