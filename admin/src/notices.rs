@@ -34,7 +34,7 @@ const TENANT_MAX: u32 = 4;
 /// Pause between two claims.
 const POLL: Duration = Duration::from_secs(1);
 /// Pause between two looks at the budgets.
-const LOOK: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_secs(5);
 /// Pause between two sweeps of ended notices.
 const SWEEP: Duration = Duration::from_secs(3600);
 
@@ -42,7 +42,7 @@ const SWEEP: Duration = Duration::from_secs(3600);
 #[derive(Clone)]
 enum Means {
     Webhook(HttpClient),
-    Mail(Mailer),
+    Mail(Box<Mailer>),
 }
 
 impl Means {
@@ -110,7 +110,7 @@ impl Notifier {
             running: HashMap::new(),
         };
         let webhooks = sender(Means::Webhook(client)).run(stop.clone());
-        let mails = app.mailer.clone().map(|mailer| sender(Means::Mail(mailer)));
+        let mails = app.mailer.clone().map(|mailer| sender(Means::Mail(Box::new(mailer))));
         let mails = async {
             if let Some(mails) = mails {
                 mails.run(stop.clone()).await;

@@ -41,6 +41,7 @@ CREATE TABLE notice_receivers (
 
 -- Since when a budget has its bounds.
 ALTER TABLE budgets ADD COLUMN set_at bigint NOT NULL DEFAULT 0;
+UPDATE budgets SET set_at = CAST(extract(epoch FROM now()) * 1000 AS bigint);
 
 -- Webhooks were kept with their batches. Processes from before this migration still use webhook_due and webhook_host.
 INSERT INTO notices (id, event, tenant, batch_id, kind, channel, receiver, host, secret, subject, created_at,

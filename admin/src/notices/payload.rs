@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     budgets::BudgetState,
+    days::day_text,
     openai::batches::BatchView,
     operator::prices::BudgetView,
     store::{
@@ -106,7 +107,7 @@ fn of_budget(notice: &Notice, state: &BudgetState, site: Option<&str>) -> (Strin
             ),
         ),
     };
-    let next = crate::days::day_text(state.period.1);
+    let next = day_text(state.period.1);
     let link = site.map(|site| format!("\n{site}/dashboard/costs\n")).unwrap_or_default();
     (subject, format!("{text}The budget begins anew on {next}.\n{link}"))
 }
