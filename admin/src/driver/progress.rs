@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tritmill_client::ClientError;
+use tritmill_client::{ClientError, Endpoint};
 use tritmill_queue::{Billing, Job, JobId, JobState, StoreError};
 
 use super::{
@@ -291,13 +291,15 @@ fn job(batch: &Batch, pass: &Pass, line: lines::Line) -> Option<(Job, FilePositi
         Some(tier) => (tier.priority(), tier),
         None => (batch.priority, batch.tier()),
     };
+    // The answers of other endpoints need nothing of their jobs.
+    let has_shape = batch.is_mixed() || request.endpoint == Endpoint::Responses;
     let job = Job {
         tenant: batch.tenant.clone(),
         priority,
         billing: Billing { tier, key: batch.key },
         expires_at: Some(batch.expires_at),
         line_key: Some(request.key),
-        line_shape: batch.is_mixed().then(|| request.endpoint.shape()),
+        line_shape: has_shape.then(|| request.endpoint.shape()),
         ..request.job(batch.id.job(number), queue)
     };
     Some((job, line.after))
