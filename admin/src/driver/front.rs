@@ -12,9 +12,9 @@ use tritmill_queue::QueueName;
 
 use crate::store::{batches::Batch, step_state::FilePosition};
 
-/// Lines and bytes behind the first line that waits.
-const LINES_MAX: u64 = 20_000;
-const BYTES_MAX: u64 = 32 << 20;
+/// Lines and bytes behind the first line that waits: half of what a step reads, so that it comes to what is not submitted.
+const LINES_MAX: u64 = 10_000;
+const BYTES_MAX: u64 = 4 << 20;
 
 /// The queues that have no room in this step.
 #[derive(Debug, Default)]

@@ -248,7 +248,7 @@ async fn submit_rest(
             return Ok(Submitted::Busy(retry));
         }
         if budget.is_spent() {
-            return Ok(front.retry().map_or(Submitted::More, Submitted::Busy));
+            return Ok(Submitted::More);
         }
     }
     Ok(front.retry().map_or(Submitted::All, Submitted::Busy))
