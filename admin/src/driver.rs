@@ -23,6 +23,7 @@ mod budget;
 mod erase;
 mod fail;
 mod finish;
+mod front;
 pub(crate) mod lines;
 mod numbering;
 mod objects;

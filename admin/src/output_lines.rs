@@ -1,5 +1,6 @@
 //! Lines of the output of a batch: those of its files, and of its results while it runs.
 
+use serde_json::{Map, Value};
 use tritmill_client::{Endpoint, RefusedLine, answer};
 use tritmill_queue::{
     ErrorKind, Job, JobError, Outcome, Timestamp,
@@ -18,6 +19,8 @@ pub(crate) struct Asked<'a> {
     pub key: &'a [u8],
     /// Shape of its answer.
     pub shape: &'a str,
+    /// What its answer repeats of the request.
+    pub repeated: &'a Map<String, Value>,
 }
 
 impl Asked<'_> {
@@ -34,6 +37,7 @@ impl Asked<'_> {
             shape: self.shape.to_owned(),
             outcome: Some(outcome_for_tenant(outcome)),
             finished_at,
+            repeated: self.repeated.clone(),
         })
     }
 
@@ -72,7 +76,7 @@ pub(crate) fn not_storable(batch: &Batch, job: &Job, why: &str) -> String {
     let custom_id = job.custom_id.as_deref().unwrap_or_default();
     let key = job.line_key.unwrap_or_default();
     let shape = job.line_shape.unwrap_or_else(|| shape_of(batch));
-    Asked { number, custom_id, key: &key, shape }.not_storable(batch, why)
+    Asked { number, custom_id, key: &key, shape, repeated: &job.echo }.not_storable(batch, why)
 }
 
 /// Returns the line of a job that ended; `None` if it was cancelled.
@@ -83,5 +87,6 @@ pub(crate) fn of_job(batch: &Batch, job: EndedJob) -> Option<String> {
     let number = batch.id.line(job.id)?.into();
     let custom_id = job.custom_id.as_deref().unwrap_or_default();
     let shape = job.line_shape.as_deref().unwrap_or_else(|| shape_of(batch));
-    Some(Asked { number, custom_id, key, shape }.ended(outcome, job.finished_at))
+    let repeated = &job.repeated;
+    Some(Asked { number, custom_id, key, shape, repeated }.ended(outcome, job.finished_at))
 }

@@ -14,12 +14,15 @@ use crate::{
     canonical::{Purpose, hash, short_hex},
     json_line::json_line,
     request::Refusal,
+    responses::answer as responses,
 };
 
 /// Log probability of minus infinity, which JSON cannot write; the same value as OpenAI's.
 const LOGPROB_FLOOR: f32 = -9999.0;
 /// The shape of the answers of `/v1/messages`.
 const MESSAGE: &str = Endpoint::Messages.shape();
+/// The shape of the answers of `/v1/responses`.
+const RESPONSE: &str = Endpoint::Responses.shape();
 
 /// Returns the output line of a finished job, without a line end.
 pub fn line(answer: &AnsweredLine) -> String {
@@ -136,9 +139,10 @@ fn failed(answer: &AnsweredLine, request_id: &str, error: &JobError) -> Value {
 
 /// Returns the body of a line's answer.
 fn line_body(answer: &AnsweredLine, completion: &Completion) -> Value {
-    let AnsweredLine { key, shape, finished_at, .. } = answer;
+    let AnsweredLine { key, shape, finished_at, repeated, .. } = answer;
     match shape.as_str() {
         MESSAGE => messages::message(messages::line_usage(completion), key, completion),
+        RESPONSE => responses::of_line(key, *finished_at, repeated, completion),
         _ => body_with(line_usage(completion), key, shape, *finished_at, completion),
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     canonical::derived_seed,
     fields::{FieldError, Fields, brief, whole},
     messages::messages,
-    structured,
+    responses, structured,
     tools::{Tools, tools},
 };
 
@@ -30,14 +30,16 @@ pub enum Endpoint {
     Embeddings,
     /// `/v1/messages`: Anthropic's
     Messages,
+    /// `/v1/responses`
+    Responses,
     /// A line with a body only: `{"prompt": …}`.
     Plain,
 }
 
 impl Endpoint {
     /// The endpoints of batches.
-    pub const OF_BATCHES: [Self; 4] =
-        [Self::Chat, Self::Completions, Self::Embeddings, Self::Messages];
+    pub const OF_BATCHES: [Self; 5] =
+        [Self::Chat, Self::Completions, Self::Embeddings, Self::Messages, Self::Responses];
 
     /// Returns the endpoint of batches with this path.
     pub fn of_batch(path: &str) -> Option<Self> {
@@ -57,17 +59,19 @@ impl Endpoint {
             Self::Completions => "/v1/completions",
             Self::Embeddings => "/v1/embeddings",
             Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
             Self::Plain => "plain",
         }
     }
 
-    /// Returns the form of its answers: `chat`, `completion`, `embedding` or `message`.
+    /// Returns the form of its answers: `chat`, `completion`, `embedding`, `message` or `response`.
     pub const fn shape(self) -> &'static str {
         match self {
             Self::Chat => "chat",
             Self::Completions | Self::Plain => "completion",
             Self::Embeddings => "embedding",
             Self::Messages => "message",
+            Self::Responses => "response",
         }
     }
 }
@@ -96,6 +100,8 @@ pub struct Body {
     pub metadata: Map<String, Value>,
     /// The tier, if one is given: it decides the priority and the price.
     pub tier: Option<Tier>,
+    /// What the answer repeats of the request besides the metadata, by name.
+    pub repeated: Map<String, Value>,
 }
 
 impl Body {
@@ -106,7 +112,7 @@ impl Body {
 
     /// Returns the job that answers it. Without a seed, one is derived from its id.
     pub fn job(self, id: JobId, queue: QueueName) -> Job {
-        let mut echo = Map::new();
+        let mut echo = self.repeated;
         if !self.metadata.is_empty() {
             echo.insert("metadata".to_owned(), Value::Object(self.metadata));
         }
@@ -138,8 +144,10 @@ impl Body {
 /// # Errors
 /// The first field that cannot be used.
 pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
-    if endpoint == Endpoint::Messages {
-        return parse_message(map, Purpose::Answer);
+    match endpoint {
+        Endpoint::Messages => return parse_message(map, Purpose::Answer),
+        Endpoint::Responses => return responses::parse_line(map),
+        _ => {}
     }
     let mut fields = Fields::new(map, "");
     let metadata = without_effect(&mut fields)?;
@@ -189,7 +197,16 @@ fn generation(
     })?;
     check_choices(&prompt, &sampling)?;
     check_tools(&prompt, &sampling)?;
-    Ok(Body { model, task: Task::Generate, prompt, sampling, seed, metadata, tier })
+    Ok(Body {
+        model,
+        task: Task::Generate,
+        prompt,
+        sampling,
+        seed,
+        metadata,
+        tier,
+        repeated: Map::new(),
+    })
 }
 
 /// Parses the rest of a request for vectors.
@@ -215,7 +232,7 @@ fn embeddings(
     let (task, sampling) = (Task::Embed { format }, Sampling::default());
     // Nothing is drawn.
     let seed = Some(0);
-    Ok(Body { model, task, prompt, sampling, seed, metadata, tier })
+    Ok(Body { model, task, prompt, sampling, seed, metadata, tier, repeated: Map::new() })
 }
 
 /// What a request says besides what it asks for.

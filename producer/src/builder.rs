@@ -137,10 +137,16 @@ impl JobBuilder {
         let (name, format) = model.split_once('@').unwrap_or((model, "i2_s"));
         let queue = QueueName { model: name.to_owned(), format: format.to_owned() };
         // `build` sets the seed.
-        let (sampling, metadata) = (Sampling::default(), Map::new());
-        let task = Task::Generate;
-        let body =
-            Body { model: None, task, prompt, sampling, seed: Some(0), metadata, tier: None };
+        let body = Body {
+            model: None,
+            task: Task::Generate,
+            prompt,
+            sampling: Sampling::default(),
+            seed: Some(0),
+            metadata: Map::new(),
+            tier: None,
+            repeated: Map::new(),
+        };
         let job = body.job(JobId::generate(), queue);
         Self { job, seed: None, traceparent: None, idempotency_key: None }
     }

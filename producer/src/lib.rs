@@ -22,7 +22,7 @@ mod progress;
 mod relay;
 pub mod remote;
 mod request;
-mod responses;
+pub mod responses;
 mod structured;
 mod tools;
 

@@ -3,6 +3,8 @@
 //! The parameters are those of chat completions by other names; they are renamed and parsed as these are, so that both mean the
 //! same. What the answer repeats of the request is kept with the job.
 
+pub mod answer;
+
 use serde_json::{Map, Value, json};
 use tritmill_queue::{Content, Conversation, Message, Prompt, Role, ToolCall};
 
@@ -130,7 +132,31 @@ pub fn parse_response(map: Map<String, Value>) -> Result<ResponseRequest, FieldE
     if let Prompt::Messages(Conversation { messages, .. }) = &mut body.prompt {
         *messages = conversation;
     }
+    if let Some(tier) = repeated.get_mut("service_tier") {
+        *tier = body.tier.unwrap_or_default().as_str().into();
+    }
     Ok(ResponseRequest { body, previous, background, store, repeated })
+}
+
+/// Parses the body of a line of a batch.
+///
+/// # Errors
+/// The first field that cannot be used, or that a line cannot have.
+pub(crate) fn parse_line(map: Map<String, Value>) -> Result<Body, FieldError> {
+    if map.get("stream").is_some_and(|stream| *stream != Value::Bool(false)) {
+        return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
+    }
+    let map = map.into_iter().filter(|(name, _)| name != "stream").collect();
+    let ResponseRequest { body, previous, background, store: _, repeated } = parse_response(map)?;
+    if background {
+        let problem = "must be false in a batch: its lines wait for their answers";
+        return Err(FieldError::new("background", "unsupported_value", problem));
+    }
+    if previous.is_some() {
+        let problem = "is not supported in a batch: a line has the whole conversation";
+        return Err(FieldError::new("previous_response_id", "unsupported_value", problem));
+    }
+    Ok(Body { repeated, ..body })
 }
 
 /// Returns an error with the name that the parameter has here.

@@ -225,6 +225,7 @@ fn finished(shape: &str, outcome: Outcome) -> Value {
         shape: shape.into(),
         outcome: Some(outcome),
         finished_at: Timestamp(1_700_000_000_999),
+        repeated: json!({ "temperature": 0.5 }).as_object().unwrap().clone(),
     };
     let line = answer::line(&answer);
     assert!(!line.contains('\n'));
@@ -325,4 +326,36 @@ proptest! {
         bytes.truncate(at);
         prop_assert!(parse(&bytes).content.is_err());
     }
+}
+
+#[test]
+fn lines_for_responses_have_the_shape_of_responses_and_repeat_the_request() {
+    let body = json!({
+        "model": "m", "instructions": "Be brief.", "input": "hi", "temperature": 0.5,
+        "max_output_tokens": 9, "metadata": { "a": "b" }, "service_tier": "flex",
+    });
+    let line = json!({ "custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body });
+    let job = *parse(line.to_string().as_bytes()).content.unwrap();
+    assert_eq!(job.sampling.max_tokens, Some(9));
+    let repeated = ["instructions", "temperature", "max_output_tokens", "metadata"];
+    assert!(repeated.iter().all(|name| job.echo[*name] == body[*name]), "{:?}", job.echo);
+    for (field, value) in [
+        ("stream", json!(true)),
+        ("background", json!(true)),
+        ("previous_response_id", json!("resp_1")),
+        ("max_tokens", json!(5)),
+    ] {
+        let mut line = line.clone();
+        line["body"][field] = value;
+        let refused = refusal(line.to_string().as_bytes());
+        assert_eq!(refused.param.as_deref(), Some(field), "{refused:?}");
+    }
+
+    let answer = finished("response", completion());
+    let body = &answer["response"]["body"];
+    assert_eq!((&body["object"], &body["status"]), (&json!("response"), &json!("incomplete")));
+    assert_eq!((&body["temperature"], &body["top_p"]), (&json!(0.5), &json!(1.0)));
+    assert_eq!(body["output"][0]["content"][0]["text"], "hé");
+    assert_eq!(body["usage"]["output_tokens"], 2);
+    assert_eq!(body["id"], format!("resp_{}", "07".repeat(16)));
 }

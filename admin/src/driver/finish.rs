@@ -175,8 +175,9 @@ fn output_line(
     end: Option<EndedJob>,
     output: &mut Output,
 ) -> (JobState, String) {
-    let Request { number, custom_id, key, endpoint, .. } = request;
-    let asked = Asked { number: *number, custom_id, key, shape: endpoint.shape() };
+    let Request { number, custom_id, key, endpoint, body } = request;
+    let (shape, repeated) = (endpoint.shape(), &body.repeated);
+    let asked = Asked { number: *number, custom_id, key, shape, repeated };
     let expired = || (JobState::Expired, asked.expired());
     let cancelled = || (JobState::Cancelled, asked.cancelled());
     let is_cancelled = batch.state == BatchState::Cancelling;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tritmill_client::ClientError;
+use tritmill_client::{ClientError, Endpoint};
 use tritmill_queue::{Billing, Job, JobId, JobState, StoreError};
 
 use super::{
-    Budget, Interrupted, JobsChange, Next, change_jobs, lines, numbering, rerun::Pass, save,
+    Budget, Interrupted, JobsChange, Next, change_jobs, front::Front, lines, numbering,
+    rerun::Pass, save,
 };
 use crate::{
     App, output_lines,
@@ -147,6 +148,7 @@ async fn submit(
         {
             rerun.reached = Some(claim.batch.submitted.line);
             claim.batch.submitted = FilePosition::default();
+            claim.batch.steps.ahead = None;
             save(app, claim, BatchWrites::default()).await?;
         }
         let submitted = submit_rest(app, claim, budget).await?;
@@ -158,7 +160,7 @@ async fn submit(
     }
 }
 
-/// Submits the lines from the position on.
+/// Submits the lines from the position on. Those of a queue that is full do not keep others waiting.
 async fn submit_rest(
     app: &App,
     claim: &mut BatchClaim,
@@ -167,16 +169,20 @@ async fn submit_rest(
     let from = claim.batch.submitted;
     let mut pages = lines::read(&app.files, &claim.batch, from);
     // Fewer jobs at once when the queue is nearly full.
-    let mut chunk = CHUNK_MAX;
+    let (mut chunk, mut front) = (CHUNK_MAX, Front::default());
+    // Where this step is in the file, which may be ahead of the batch's position.
+    let mut at = from;
     while let Some(page) = pages.recv().await {
         let page = page?;
         let Some(read) = page.last().map(|line| line.after) else { continue };
-        let (lines, start) = (page.len(), claim.batch.submitted.offset_bytes);
+        let (lines, start) = (page.len(), at.offset_bytes);
+        at = read;
         let pass = Pass::of(app, &claim.batch, &page).await?;
         number_refused(app, claim, &page).await?;
         // The next job comes last.
         let mut pending: Vec<(Job, FilePosition)> =
             page.into_iter().rev().filter_map(|line| job(&claim.batch, &pass, line)).collect();
+        pending.retain(|(job, at)| front.is_next(&claim.batch, &job.queue, at.line));
         let again = pass.again();
         while !pending.is_empty() {
             let first = pending.len().saturating_sub(chunk);
@@ -190,16 +196,24 @@ async fn submit_rest(
                 }
                 Err(ClientError::Busy { retry_after, limit, cause, .. }) => {
                     app.metrics.refusals.count(Limit::Queue(limit, cause), &claim.batch.tenant);
-                    return Ok(Submitted::Busy(retry_after));
+                    let (job, at) = &pending[first];
+                    let (queue, line) = (job.queue.clone(), at.line);
+                    if !front.wait(&mut claim.batch, (&queue, line), retry_after) {
+                        return Ok(Submitted::Busy(front.retry().unwrap_or(retry_after)));
+                    }
+                    pending.retain(|(job, _)| job.queue != queue);
+                    chunk = CHUNK_MAX;
+                    continue;
                 }
                 Err(ClientError::Store(error)) => return Err(error.into()),
                 Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
             }
-            let before = claim.batch.submitted;
-            claim.batch.submitted = match first {
+            let before = (claim.batch.submitted, claim.batch.steps.ahead.clone());
+            let reached = match first {
                 0 => read,
                 _ => pending[first].1,
             };
+            front.reach(&mut claim.batch, reached);
             let again: Vec<JobId> =
                 next.iter().map(|job| job.id).filter(|id| again.contains(id)).collect();
             let writes = BatchWrites { jobs: &next, again: &again, ..BatchWrites::default() };
@@ -207,7 +221,7 @@ async fn submit_rest(
                 Ok(()) => {}
                 Err(Interrupted::Store(StoreError::InvalidValue { .. })) if next.len() > 1 => {
                     // To find the refused one.
-                    claim.batch.submitted = before;
+                    (claim.batch.submitted, claim.batch.steps.ahead) = before;
                     chunk = (next.len() / 8).max(1);
                     continue;
                 }
@@ -223,17 +237,21 @@ async fn submit_rest(
             app.client.announce(&next).await;
             tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
         }
-        if claim.batch.submitted != read {
+        let before = (claim.batch.submitted, claim.batch.steps.ahead.clone());
+        front.reach(&mut claim.batch, read);
+        if (claim.batch.submitted, &claim.batch.steps.ahead) != (before.0, &before.1) {
             // The page ends with refused lines, or has no others.
-            claim.batch.submitted = read;
             save(app, claim, BatchWrites::default()).await?;
         }
         budget.spend(lines, read.offset_bytes.saturating_sub(start));
+        if let Some(retry) = front.is_far(read) {
+            return Ok(Submitted::Busy(retry));
+        }
         if budget.is_spent() {
             return Ok(Submitted::More);
         }
     }
-    Ok(Submitted::All)
+    Ok(front.retry().map_or(Submitted::All, Submitted::Busy))
 }
 
 /// Numbers the refused lines of a page, before the jobs behind them are submitted.
@@ -291,13 +309,15 @@ fn job(batch: &Batch, pass: &Pass, line: lines::Line) -> Option<(Job, FilePositi
         Some(tier) => (tier.priority(), tier),
         None => (batch.priority, batch.tier()),
     };
+    // The answers of other endpoints need nothing of their jobs.
+    let has_shape = batch.is_mixed() || request.endpoint == Endpoint::Responses;
     let job = Job {
         tenant: batch.tenant.clone(),
         priority,
         billing: Billing { tier, key: batch.key },
         expires_at: Some(batch.expires_at),
         line_key: Some(request.key),
-        line_shape: batch.is_mixed().then(|| request.endpoint.shape()),
+        line_shape: has_shape.then(|| request.endpoint.shape()),
         ..request.job(batch.id.job(number), queue)
     };
     Some((job, line.after))

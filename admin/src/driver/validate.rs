@@ -339,15 +339,6 @@ mod tests {
 
     use super::*;
 
-    fn batch(endpoint: &str) -> Batch {
-        let batch = serde_json::json!({
-            "id": uuid::Uuid::nil(), "tenant": "t", "state": "validating", "endpoint": endpoint,
-            "input": uuid::Uuid::nil(), "completion_window": "1h", "priority": "normal",
-            "metadata": null, "output_expires_s": null, "created_at": 0, "expires_at": 0,
-        });
-        serde_json::from_value(batch).expect("fields of a batch")
-    }
-
     fn checked(batch: &Batch, text: &str) -> Validation {
         let mut reader = LineReader::new(text.as_bytes());
         let mut check = Validation::new(batch, 6, ValidationState::default());
@@ -360,7 +351,7 @@ mod tests {
     }
 
     fn codes(text: &str) -> Vec<(u64, String)> {
-        let batch = batch("/v1/completions");
+        let batch = Batch::empty("/v1/completions");
         let errors = checked(&batch, text).state.errors.into_iter();
         errors.map(|error| (error.line.unwrap_or(0), error.code)).collect()
     }
@@ -409,12 +400,12 @@ mod tests {
             line("d", "/v1/completions", r#"{"model":"other","prompt":"a"}"#),
             line("e", "/v1/completions", r#"{"prompt":"a"}"#),
         ];
-        let mixed = batch(crate::store::batches::MIXED);
+        let mixed = Batch::empty(crate::store::batches::MIXED);
         let check = checked(&mixed, &text.concat());
         assert_eq!((check.state.lines, check.state.refused, check.state.errors), (5, 2, vec![]));
         let twice = checked(&mixed, &format!("{}{}", text[0], text[0]));
         assert_eq!(twice.state.errors[0].code, "duplicate_custom_id");
-        let messages = batch("/v1/messages");
+        let messages = Batch::empty("/v1/messages");
         assert_eq!(checked(&messages, &text[2]).state.errors, []);
         assert_eq!(checked(&messages, &text[1]).state.errors[0].code, "invalid_url");
     }

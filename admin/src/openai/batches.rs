@@ -396,7 +396,7 @@ pub(crate) struct BatchListQuery {
     /// Status of the batch.
     #[param(nullable = false)]
     status: Option<String>,
-    /// Its model, with or without a format (`MODEL@FORMAT`).
+    /// A model of its lines, with or without a format (`MODEL@FORMAT`).
     #[param(nullable = false)]
     model: Option<String>,
     /// Text in its id or in the name of its input file. The latest 10,000 batches are searched for it, for the model and for

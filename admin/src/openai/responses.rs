@@ -10,15 +10,14 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
-use tritmill_client::{ResponseRequest, answer_message, parse_response};
+use tritmill_client::{
+    ResponseRequest, answer_message, parse_response, responses::answer as response,
+};
 use tritmill_queue::{
     Billing, Conversation, Job, JobId, JobState, Message, Outcome, Prompt, Role, store::JobRecord,
 };
 
-use self::{
-    events::ResponseEvents,
-    view::{Status, call_id},
-};
+use self::{events::ResponseEvents, view::Status};
 use super::{
     answer::Streaming,
     call::{self, CallContext},
@@ -38,7 +37,7 @@ const MARK: &str = "object";
 
 /// Returns the id of a job's response.
 fn response_id(id: JobId) -> String {
-    format!("{PREFIX}{}", id.to_string().replace('-', ""))
+    response::id(id.as_bytes())
 }
 
 /// Creates a response: whole, streamed, or in the background.
@@ -65,9 +64,6 @@ pub(crate) async fn create(
     if let Some(previous) = &previous {
         let before = conversation_of(&app, &caller, previous).await?;
         continue_from(&mut body.prompt, before);
-    }
-    if let Some(tier) = repeated.get_mut("service_tier") {
-        *tier = body.tier.unwrap_or_default().as_str().into();
     }
     if background {
         if streaming.is_some() {
@@ -204,7 +200,9 @@ async fn conversation_of(app: &App, caller: &Caller, id: &str) -> Result<Vec<Mes
     let mut messages = view::input(&record.job).to_vec();
     let answer = completion.choices.first();
     let job = record.job.id;
-    messages.extend(answer.map(|choice| answer_message(choice, |call| call_id(job, call))));
+    messages.extend(
+        answer.map(|choice| answer_message(choice, |call| response::call_id(job.as_bytes(), call))),
+    );
     Ok(messages)
 }
 

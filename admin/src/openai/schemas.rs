@@ -365,7 +365,7 @@ pub(crate) struct BatchRequest {
     input_file_id: Option<String>,
     /// An open batch takes lines while it runs, until it is sealed.
     open: Option<bool>,
-    /// The path of every line: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or `/v1/messages`; or `mixed`, for lines
+    /// The path of every line: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/messages` or `/v1/responses`; or `mixed`, for lines
     /// with paths and models of their own.
     #[schema(examples("/v1/chat/completions"))]
     endpoint: String,

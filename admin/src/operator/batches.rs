@@ -36,7 +36,7 @@ pub(crate) struct BatchQuery {
     /// A pair of its metadata, `NAME=VALUE`. The latest 10,000 batches are searched for it, for the model and for a text.
     #[param(nullable = false)]
     metadata: Option<String>,
-    /// Its model, with or without a format (`MODEL@FORMAT`).
+    /// A model of its lines, with or without a format (`MODEL@FORMAT`).
     #[param(nullable = false)]
     model: Option<String>,
     /// Text in its id or in the name of its input file.

@@ -224,6 +224,7 @@ fn reopen(batch: &mut Batch, lines: RerunLines, now: Timestamp) {
     batch.archived_at = None;
     batch.expires_at = now.after(batch.window());
     (batch.overdue, batch.submitted) = (false, FilePosition::default());
+    batch.steps.ahead = None;
     batch.errors.clear();
     let BatchTimes { in_progress, sealed, .. } = batch.at;
     batch.at = BatchTimes { in_progress, sealed, ..BatchTimes::default() };

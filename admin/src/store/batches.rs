@@ -514,6 +514,19 @@ pub trait Batches: Send + Sync {
 }
 
 #[cfg(test)]
+impl Batch {
+    /// Returns a batch without lines.
+    pub(crate) fn empty(endpoint: &str) -> Self {
+        let batch = serde_json::json!({
+            "id": Uuid::nil(), "tenant": "t", "state": "validating", "endpoint": endpoint,
+            "input": Uuid::nil(), "completion_window": "1h", "priority": "normal",
+            "metadata": null, "output_expires_s": null, "created_at": 0, "expires_at": 0,
+        });
+        serde_json::from_value(batch).expect("fields of a batch")
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -61,10 +61,31 @@ macro_rules! has_metadata {
     };
 }
 
-/// A part of the name of the queue of the document `batch`.
-macro_rules! of_queue {
-    ($part:literal) => {
-        concat!("(batch ->> '$.queue.", $part, "')")
+/// Whether a model, with or without a format, is that of the document `batch` or of one of its lines.
+macro_rules! has_model {
+    ($parameter:literal) => {
+        concat!(
+            is_of!("(batch -> '$.queue')", $parameter),
+            " OR EXISTS (SELECT 1 FROM json_each(batch, '$.queues') AS named WHERE ",
+            is_of!("named.value", $parameter),
+            ")"
+        )
+    };
+}
+
+/// Whether a queue is of a model, with or without a format.
+macro_rules! is_of {
+    ($queue:literal, $parameter:literal) => {
+        concat!(
+            $parameter,
+            " IN (",
+            $queue,
+            " ->> '$.model', (",
+            $queue,
+            " ->> '$.model') || '@' || (",
+            $queue,
+            " ->> '$.format'))"
+        )
     };
 }
 

@@ -50,6 +50,9 @@ pub struct StepState {
     /// Unfinished output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assembly: Option<AssemblyState>,
+    /// Lines behind those that are submitted, of a batch of several queues of which some are full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<Ahead>,
     /// Whether jobs may be held that a batch in progress must release first.
     pub is_held: bool,
     /// Whether a pause holds running jobs as well.
@@ -57,6 +60,22 @@ pub struct StepState {
     /// Lines to run again. Each is a pass over the file; the first one is under way.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reruns: Vec<Rerun>,
+}
+
+/// How far lines are submitted behind one that waits for its full queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ahead {
+    /// The last line that was reached.
+    pub line: u64,
+    /// Queues of which fewer lines are submitted, by their names, with the last one.
+    pub behind: BTreeMap<String, u64>,
+}
+
+impl Ahead {
+    /// Whether a line of a queue is submitted.
+    pub fn has(&self, queue: &QueueName, line: u64) -> bool {
+        line <= *self.behind.get(&queue.to_string()).unwrap_or(&self.line)
+    }
 }
 
 /// Lines that run again.

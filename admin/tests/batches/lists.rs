@@ -56,10 +56,24 @@ async fn batches_are_found_by_metadata_model_text_and_time() {
         assert_eq!(search(model("large")).await, ids[1..]);
         assert_eq!(search(model("small@i2_s")).await, ids[..1]);
         assert!(search(model("small@tl1")).await.is_empty());
+        // A batch of several models has none of its own.
+        let several = json!({
+            "small": { "model": "small", "format": "tl1" },
+            "tiny": { "model": "tiny", "format": "tl2" },
+        });
+        let new = Batch {
+            queues: serde_json::from_value(several).unwrap(),
+            ..batch(&acme, create(&store, &acme).await.input)
+        };
+        assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
+        assert_eq!(search(model("tiny")).await, [new.id]);
+        assert_eq!(search(model("small@tl1")).await, [new.id]);
+        assert_eq!(search(model("small")).await, [ids[0], new.id]);
+        assert!(search(model("tiny@tl1")).await.is_empty());
         let now = store.now().await.unwrap();
         let since = |at| BatchFilter { created: (Some(at), None), ..of(&acme) };
         // The ids have the time of this machine, not that of the test.
-        assert_eq!(found(&store, since(now)).await.len(), 3);
+        assert_eq!(found(&store, since(now)).await.len(), 5);
         assert!(found(&store, since(Timestamp(i64::MAX / 2))).await.is_empty());
         let until = BatchFilter { created: (None, Some(now)), ..of(&acme) };
         assert!(found(&store, until).await.is_empty());

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::{Progress, StoreError};
 use crate::{
@@ -28,6 +29,8 @@ pub struct EndedJob {
     pub line_key: Option<[u8; 32]>,
     /// The shape of the answer of its line, in a batch of lines for several endpoints.
     pub line_shape: Option<String>,
+    /// What the answer of its line repeats of the request, if its shape is `response`.
+    pub repeated: Map<String, Value>,
 }
 
 /// A place in the order in which jobs end, as the store sees it; the default is before all of them.

@@ -2,7 +2,7 @@
 
 use axum::response::sse::Event;
 use serde_json::{Value, json};
-use tritmill_client::{answer, json_line};
+use tritmill_client::{json_line, responses::answer};
 use tritmill_queue::{Completion, Job, JobState, Outcome, Part, TokenLogprob};
 
 use super::view::{self, Status};
@@ -52,10 +52,11 @@ impl ResponseEvents {
     /// Returns the open item.
     fn item(&self, status: &str) -> Value {
         let Some(OpenItem { part, name, text, logprobs }) = &self.open else { return Value::Null };
+        let key = self.job.id.as_bytes();
         match part {
-            Part::Content => view::message_item(self.job.id, text, json!(logprobs), status),
-            Part::Reasoning => view::reasoning_item(self.job.id, text, status),
-            Part::Arguments(call) => view::call_item(self.job.id, *call, (name, text), status),
+            Part::Content => answer::message_item(key, text, json!(logprobs), status),
+            Part::Reasoning => answer::reasoning_item(key, text, status),
+            Part::Arguments(call) => answer::call_item(key, *call, (name, text), status),
         }
     }
 
@@ -69,7 +70,7 @@ impl ResponseEvents {
         let data = json!({ "output_index": self.finished, "item": self.item("in_progress") });
         events.push(self.event("response.output_item.added", data));
         let empty = match part {
-            Part::Content => view::text_part("", json!([])),
+            Part::Content => answer::text_part("", json!([])),
             Part::Reasoning => json!({ "type": "reasoning_text", "text": "" }),
             Part::Arguments(_) => return,
         };
@@ -84,7 +85,7 @@ impl ResponseEvents {
         let whole = match part {
             Part::Content => {
                 let logprobs = json!(logprobs);
-                let part = view::text_part(&text, logprobs.clone());
+                let part = answer::text_part(&text, logprobs.clone());
                 let data = json!({ "content_index": 0, "text": text, "logprobs": logprobs });
                 events.push(self.item_event("response.output_text.done", data));
                 Some(part)
@@ -113,7 +114,7 @@ impl ResponseEvents {
     fn text(&mut self, part: Part, text: &str, tokens: &[TokenLogprob]) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin_item(part, String::new(), &mut events);
-        let mut logprobs = answer::logprobs("chat", tokens, 0)["content"].take();
+        let mut logprobs = tritmill_client::answer::logprobs("chat", tokens, 0)["content"].take();
         if let Some(open) = &mut self.open {
             open.text.push_str(text);
             open.logprobs.extend(logprobs.as_array().into_iter().flatten().cloned());
@@ -135,7 +136,7 @@ impl ResponseEvents {
     }
 
     fn completed(&mut self, completion: Completion) -> Vec<Event> {
-        let word = view::completed(&completion);
+        let word = answer::status(&completion);
         let mut events = Vec::new();
         let is_empty = self.open.is_none() && self.finished == 0;
         if is_empty {

@@ -1,13 +1,10 @@
 //! A response as JSON, by OpenAI's definition.
 
-use serde_json::{Map, Value, json};
-use tritmill_client::{REPEATED, answer};
+use serde_json::{Value, json};
+use tritmill_client::responses::answer;
 use tritmill_queue::{
-    Choice, Completion, Content, Conversation, FinishReason, Job, JobError, JobId, JobState,
-    Message, Outcome, Prompt, Role,
+    Content, Conversation, Job, JobError, JobId, JobState, Message, Outcome, Prompt, Role,
 };
-
-use super::response_id;
 
 /// How far a response is.
 pub(super) enum Status {
@@ -23,7 +20,7 @@ pub(super) fn response(job: &Job, status: &Status) -> Value {
         Status::Unfinished(_) => ("queued", None, None),
         Status::Finished(None) => ("cancelled", None, None),
         Status::Finished(Some(Outcome::Completed(completion))) => {
-            (completed(completion), Some(completion), None)
+            (answer::status(completion), Some(completion), None)
         }
         Status::Finished(Some(Outcome::Expired)) => {
             let message = "there was no answer within the time limit".to_owned();
@@ -31,50 +28,14 @@ pub(super) fn response(job: &Job, status: &Status) -> Value {
         }
         Status::Finished(Some(Outcome::Error(error))) => ("failed", None, Some(failure(error))),
     };
-    let choice = completion.and_then(|completion| completion.choices.first());
-    let incomplete = (word == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
-    let mut response = json!({
-        "id": response_id(job.id),
-        "object": "response",
-        "created_at": job.id.generated_at().seconds(),
-        "status": word,
-        "error": error,
-        "incomplete_details": incomplete,
-        "model": job.queue.model,
-        "output": choice.map_or_else(Vec::new, |choice| output(job.id, choice)),
-        "usage": completion.map(usage),
-    });
-    repeat(&mut response, &job.echo);
-    response
-}
-
-/// Adds the parameters that a response repeats, with the defaults of those that were not sent.
-fn repeat(response: &mut Value, given: &Map<String, Value>) {
-    for name in REPEATED {
-        response[name] = match given.get(name) {
-            Some(value) => value.clone(),
-            None => match name {
-                "background" => json!(false),
-                "metadata" => json!({}),
-                "parallel_tool_calls" | "store" => json!(true),
-                "reasoning" => json!({ "effort": null, "summary": null }),
-                "service_tier" => json!("default"),
-                "temperature" | "top_p" => json!(1.0),
-                "text" => json!({ "format": { "type": "text" } }),
-                "tool_choice" => json!("auto"),
-                "tools" => json!([]),
-                "top_logprobs" => json!(0),
-                "truncation" => json!("disabled"),
-                _ => Value::Null,
-            },
-        };
-    }
-}
-
-/// Returns the status of a response with an answer.
-pub(super) fn completed(completion: &Completion) -> &'static str {
-    let cut = |choice: &Choice| choice.finish_reason == FinishReason::Length;
-    if completion.choices.iter().any(cut) { "incomplete" } else { "completed" }
+    let shown = answer::Shown {
+        key: job.id.as_bytes(),
+        created: job.id.generated_at(),
+        model: &job.queue.model,
+        repeated: &job.echo,
+    };
+    let answer = completion.map(|completion| (completion, answer::usage(completion)));
+    answer::object(&shown, word, answer, error)
 }
 
 /// Returns an error as responses have it.
@@ -82,92 +43,10 @@ fn failure(error: &JobError) -> Value {
     json!({ "code": error.code, "message": error.message })
 }
 
-fn usage(completion: &Completion) -> Value {
-    let usage = completion.usage;
-    let mut counts = json!({
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": { "cached_tokens": usage.cached_tokens },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
-        "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
-    });
-    answer::add_cost(&mut counts, completion);
-    counts
-}
-
-/// Returns the id of a call.
-pub(super) fn call_id(job: JobId, call: u32) -> String {
-    answer::call_id(job.as_bytes(), 0, call)
-}
-
-/// Returns the id of an item of the output.
-pub(super) fn item_id(prefix: &str, job: JobId, index: u32) -> String {
-    format!("{prefix}_{}{index:04x}", job.to_string().replace('-', ""))
-}
-
 /// Returns the job that an item of an output belongs to, by the item's id.
 pub(super) fn job_of_item(id: &str) -> Option<JobId> {
     let (_, rest) = id.split_once('_')?;
     rest.get(..32)?.parse().ok()
-}
-
-/// Returns the items of an answer: reasoning, text, calls.
-fn output(job: JobId, choice: &Choice) -> Vec<Value> {
-    let mut items = Vec::new();
-    if let Some(text) = &choice.reasoning {
-        items.push(reasoning_item(job, text, "completed"));
-    }
-    let cut = choice.finish_reason == FinishReason::Length;
-    let status = if cut { "incomplete" } else { "completed" };
-    if !choice.text.is_empty() || choice.tool_calls.is_empty() {
-        let logprobs = choice.logprobs.as_ref().map(|tokens| answer::logprobs("chat", tokens, 0));
-        let logprobs = logprobs.map_or_else(|| json!([]), |mut all| all["content"].take());
-        items.push(message_item(job, &choice.text, logprobs, status));
-    }
-    for (index, call) in (0..).zip(&choice.tool_calls) {
-        items.push(call_item(job, index, (&call.name, &call.arguments), status));
-    }
-    items
-}
-
-/// Returns an item with what the model thought.
-pub(super) fn reasoning_item(job: JobId, text: &str, status: &str) -> Value {
-    let content: Vec<Value> = match text {
-        "" => Vec::new(),
-        text => vec![json!({ "type": "reasoning_text", "text": text })],
-    };
-    json!({
-        "id": item_id("rs", job, 0), "type": "reasoning", "summary": [], "content": content, "status": status,
-    })
-}
-
-/// Returns an item with the text of an answer.
-pub(super) fn message_item(job: JobId, text: &str, logprobs: Value, status: &str) -> Value {
-    let content: Vec<Value> = match status {
-        "in_progress" => Vec::new(),
-        _ => vec![text_part(text, logprobs)],
-    };
-    json!({
-        "id": item_id("msg", job, 0), "type": "message", "role": "assistant", "status": status, "content": content,
-    })
-}
-
-/// Returns the part of an item that is its text.
-pub(super) fn text_part(text: &str, logprobs: Value) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs })
-}
-
-/// Returns an item with a call, by its index, name and arguments.
-pub(super) fn call_item(
-    job: JobId,
-    index: u32,
-    (name, arguments): (&str, &str),
-    status: &str,
-) -> Value {
-    json!({
-        "id": item_id("fc", job, index), "type": "function_call", "call_id": call_id(job, index), "name": name,
-        "arguments": arguments, "status": status,
-    })
 }
 
 /// Returns the messages of a response's job without its instructions.
@@ -181,7 +60,7 @@ pub(super) fn input(job: &Job) -> &[Message] {
 pub(super) fn input_items(job: &Job) -> Value {
     let mut items = Vec::new();
     for (index, message) in (0..).zip(input(job)) {
-        let id = item_id("in", job.id, index);
+        let id = answer::item_id("in", job.id.as_bytes(), index);
         let text = message.content.texts().concat();
         if message.role == Role::Tool {
             items.push(json!({

@@ -83,6 +83,7 @@ fn ended(row: &Row) -> Result<EndedJob, StoreError> {
         custom_id: rows::get(row, "custom_id")?,
         line_key: key.transpose()?,
         line_shape: rows::get(row, "line_shape")?,
+        repeated: rows::repeated(row)?,
     })
 }
 
@@ -136,7 +137,7 @@ impl JobRanges for SqlStore {
     ) -> Result<Vec<EndedJob>, StoreError> {
         let found = query(
             "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key, line_shape, charge,
-                    currency
+                    currency, CASE WHEN line_shape = 'response' THEN job END AS repeating
              FROM jobs JOIN results ON results.job_id = jobs.id
                   AND results.job_id BETWEEN $1 AND $2
              WHERE jobs.id BETWEEN $1 AND $2 ORDER BY jobs.id",
@@ -255,7 +256,7 @@ impl JobRanges for SqlStore {
     async fn ended(&self, ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError> {
         let found = query(concat!(
             "SELECT jobs.id, state, outcome, finished_at, custom_id, line_key, line_shape, charge,
-                    currency
+                    currency, CASE WHEN line_shape = 'response' THEN job END AS repeating
              FROM jobs JOIN results ON results.job_id = jobs.id AND results.job_id ",
             any_of!("$1"),
             " WHERE jobs.id ",

@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 use sqlx::{Decode, Row as _, Type};
 use uuid::Uuid;
 
@@ -19,6 +20,7 @@ use crate::{
     outcome::{JobError, Outcome},
     sampling::Sampling,
     store::{Claim, ClaimRef, FinishedAttempt, Serving, StoreError, attempts, sampler::Load},
+    wire,
 };
 
 /// Returns the error of a value that this program did not write.
@@ -170,13 +172,21 @@ pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
         stream: false,
         traceparent: None,
         task: crate::job::Task::Generate,
-        echo: serde_json::Map::new(),
+        echo: Map::new(),
         custom_id: None,
         line_key: None,
         billing: crate::billing::Billing::default(),
         line_shape: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))
+}
+
+/// Returns what the answer of a job repeats of its request, if the column `repeating` has the job. A job that cannot be read has an
+/// error as its outcome, and repeats nothing.
+pub(crate) fn repeated(row: &Row) -> Result<Map<String, Value>, StoreError> {
+    let job: Option<&[u8]> = get(row, "repeating")?;
+    let job = job.and_then(|bytes| wire::decode::<Job>(bytes).ok());
+    Ok(job.map(|job| job.echo).unwrap_or_default())
 }
 
 /// Returns an attempt's error, or the reason why it cannot be read.

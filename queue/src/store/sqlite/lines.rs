@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::{
@@ -79,6 +79,8 @@ pub struct AnsweredLine {
     pub outcome: Option<Outcome>,
     /// Time at which the job finished.
     pub finished_at: Timestamp,
+    /// What the answer repeats of the request, if its form is `response`.
+    pub repeated: Map<String, Value>,
 }
 
 impl SqliteStore {
@@ -210,7 +212,10 @@ impl SqliteStore {
     /// Returns answers committed after `seq`, in order of commit.
     pub async fn answers(&self, after: i64, limit: u32) -> Result<Vec<AnsweredLine>, StoreError> {
         let found = query(
-            "SELECT seq, number, custom_id, key, shape, outcome, finished_at
+            "SELECT seq, number, custom_id, key, shape, outcome, finished_at,
+                    CASE WHEN shape = 'response' THEN (
+                        SELECT job FROM jobs WHERE jobs.id = lines.job_id
+                    ) END AS repeating
              FROM results JOIN lines ON lines.job_id = results.job_id
              WHERE seq > $1 ORDER BY seq LIMIT $2",
         );
@@ -225,7 +230,9 @@ impl SqliteStore {
     ) -> Result<Vec<Result<AnsweredLine, RejectedLine>>, StoreError> {
         let found = query(
             "SELECT seq, number, custom_id, key, shape, lines.job_id AS job_id, refusal, outcome,
-                    finished_at
+                    finished_at, CASE WHEN shape = 'response' THEN (
+                        SELECT job FROM jobs WHERE jobs.id = lines.job_id
+                    ) END AS repeating
              FROM lines LEFT JOIN results ON lines.job_id = results.job_id
              WHERE number > $1 ORDER BY number LIMIT $2",
         );
@@ -303,5 +310,6 @@ fn answered(row: &Row) -> Result<AnsweredLine, StoreError> {
         shape: rows::get(row, "shape")?,
         outcome: dialect::outcome(row)?.0,
         finished_at: rows::time(row, "finished_at")?,
+        repeated: rows::repeated(row)?,
     })
 }
