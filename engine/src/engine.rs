@@ -45,7 +45,7 @@ use stored::Stored;
 use crate::{
     backend::{Backend, Chunk, Logits, SharedBackend},
     kv::{
-        BLOCK_TOKENS, BlockHash,
+        BlockHash,
         disk::{BlockTiers, TierStats},
     },
     request::{Event, Request, RequestId, SubmitError},
@@ -123,6 +123,7 @@ impl Engine {
             token_budget: config.token_budget,
             prefix_cache: config.prefix_cache,
             recurrent: config.recurrent,
+            groups: backend.layer_groups(),
             kept_states: config.kept_states,
             spare_states: config.spare_states,
             block_ahead: backend.as_asynchronous().is_some_and(|backend| backend.decodes_ahead()),
@@ -272,7 +273,7 @@ impl Engine {
         if tokens > longest {
             return Err(SubmitError::PromptTooLong { tokens, context_length, with_answer });
         }
-        let capacity = self.scheduler.cache().total() * BLOCK_TOKENS;
+        let capacity = self.scheduler.capacity();
         if tokens > capacity {
             return Err(SubmitError::PromptExceedsCache { tokens, capacity });
         }

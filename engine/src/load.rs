@@ -16,14 +16,14 @@ use tritmill_grammar::{Compiler, GrammarError, Word};
 use crate::{
     Engine, EngineConfig, RowTarget,
     backend::{
-        Backend, class,
+        Backend, STEP_ROWS, class,
         cpu::{self, CpuOptions, HeadMode, KvType, PackedCache, topology},
         cuda::{self, CudaLoadError, CudaOptions, FeatureSet, GpuKernels, KvBlocks},
     },
     files::Model,
     formats::Format,
     kernels::{Digits, Isa},
-    kv::blocks_for,
+    kv::LayerGroups,
     text::TokenText,
 };
 
@@ -165,7 +165,8 @@ impl EngineOptions {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
         let states = (self.all_states(model) * state_bytes(model)) as u64;
         let bytes = self.kv_bytes(model).saturating_sub(states);
-        self.blocks_within(model, bytes, block_bytes)
+        let groups = cpu::layer_groups(model);
+        self.blocks_within(model, bytes, (block_bytes, groups))
     }
 
     /// Returns the number of sequences that may run at once; at least one. Half of the memory of the KV cache is for states of
@@ -214,15 +215,22 @@ impl EngineOptions {
 
     /// KV blocks for a model on a GPU: as many as the sequences can use, limited by memory.
     fn blocks_on_gpu(&self, model: &Model) -> KvBlocks {
-        let block_bytes = cuda::kv_block_bytes(model, self.kv);
+        let block = (cuda::kv_block_bytes(model, self.kv), LayerGroups::ONE);
         match self.kv_bytes {
-            Some(bytes) => KvBlocks::Exactly(self.blocks_within(model, bytes, block_bytes)),
-            None => KvBlocks::UpTo(self.blocks_within(model, u64::MAX, block_bytes)),
+            Some(bytes) => KvBlocks::Exactly(self.blocks_within(model, bytes, block)),
+            None => KvBlocks::UpTo(self.blocks_within(model, u64::MAX, block)),
         }
     }
 
-    fn blocks_within(&self, model: &Model, bytes: u64, block_bytes: usize) -> usize {
-        let wanted = blocks_for(model.config().context_length)
+    /// As many blocks as the sequences can use and these bytes have room for.
+    fn blocks_within(
+        &self,
+        model: &Model,
+        bytes: u64,
+        (block_bytes, groups): (usize, LayerGroups),
+    ) -> usize {
+        let wanted = groups
+            .blocks_for(model.config().context_length, STEP_ROWS)
             .saturating_mul(self.max_sequences)
             .min(u32::MAX as usize);
         let affordable = bytes / block_bytes.max(1) as u64;
@@ -279,7 +287,7 @@ fn load(
     Ok(cpu::load(model, options)?)
 }
 
-/// Loads a model's weights for single steps, with `block_count` KV blocks, and places for the states of `max_sequences`.
+/// Loads a model's weights for single steps, with `block_count` KV blocks for each group of layers, and places for the states of `max_sequences`.
 ///
 /// # Errors
 /// As [`cpu::load`] and [`cuda::load`], or the model embeds texts.
@@ -292,7 +300,8 @@ pub fn backend(
         return Err(LoadError::Embeds { model: model.name().to_owned() });
     }
     let slots = options.max_sequences;
-    load(model, options, slots, || block_count, || KvBlocks::Exactly(block_count))
+    let of_cpu = || block_count * cpu::layer_groups(model).count();
+    load(model, options, slots, of_cpu, || KvBlocks::Exactly(block_count))
 }
 
 /// Makes an engine: loads a model's weights and adds a scheduler. The engine of an embedding model answers

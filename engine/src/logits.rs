@@ -2,7 +2,7 @@
 
 use crate::{
     backend::{Backend, Chunk, Logits, LogitsFor, StepError},
-    kv::{BlockId, blocks_for},
+    kv::blocks_for,
     sampling::TokenLogit,
 };
 
@@ -31,7 +31,7 @@ pub fn each_position<E: From<StepError> + From<NotFinite>>(
     tokens: &[u32],
     mut each: impl FnMut(&[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let blocks: Vec<BlockId> = (0..blocks_for(tokens.len()) as u32).map(BlockId).collect();
+    let (blocks, windows) = backend.layer_groups().tables(0, blocks_for(tokens.len()));
     let mut logits = Logits::default();
     for (index, part) in tokens.chunks(CHUNK_TOKENS).enumerate() {
         let chunk = Chunk {
@@ -39,6 +39,7 @@ pub fn each_position<E: From<StepError> + From<NotFinite>>(
             tokens: part,
             position: index * CHUNK_TOKENS,
             blocks: &blocks,
+            windows: &windows,
             logits: LogitsFor::All,
         };
         backend.step(&[chunk], &mut logits)?;

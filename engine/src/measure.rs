@@ -17,7 +17,7 @@ use crate::{
     backend::{Backend, Chunk, Logits, LogitsFor, StepError},
     formats::memory::AlignedBytes,
     kernels::{self, Isa},
-    kv::{BlockId, blocks_for},
+    kv::{BLOCK_TOKENS, BlockId, LayerGroups, blocks_for},
     names::names,
 };
 
@@ -33,6 +33,9 @@ pub struct Workload {
     pub batches: Vec<usize>,
     /// Tokens of each prompt, at least 1.
     pub prompt_tokens: usize,
+    /// Leading tokens of the prompts that all have in common, in whole KV blocks: they are computed once, before the others. Fewer
+    /// than those of a prompt.
+    pub shared_tokens: usize,
     /// Decode steps of each sequence.
     pub generate_tokens: usize,
     /// Logits that a step requests: all, as a draw from the whole distribution does, or the largest.
@@ -100,7 +103,7 @@ pub fn run(
     workload: &Workload,
     mut progress: impl FnMut(usize),
 ) -> Result<Vec<Speed>, StepError> {
-    let sequences = Sequences::new(workload, backend.vocab_size());
+    let sequences = Sequences::new(workload, backend.vocab_size(), backend.layer_groups());
     let (prompt, generate) = (workload.prompt_tokens, workload.generate_tokens);
     let mut logits = Logits::default();
     // Warm-up: the first access to weights and KV blocks must not count.
@@ -112,7 +115,7 @@ pub fn run(
         for (case, &batch) in workload.batches.iter().enumerate() {
             let start = Instant::now();
             sequences.run_prompts(backend, batch, &mut logits)?;
-            samples[case].push(rate(batch * prompt, start));
+            samples[case].push(rate(sequences.prompt_rows(batch), start));
             let start = Instant::now();
             for position in prompt..prompt + generate {
                 backend.step(&sequences.decode(batch, position), &mut logits)?;
@@ -145,57 +148,79 @@ fn speed(phase: Phase, batch: usize, rates: Vec<Option<f64>>) -> Option<Speed> {
 /// Block tables and tokens of the sequences.
 pub(crate) struct Sequences {
     prompt_tokens: usize,
+    /// Leading tokens of sequences behind the first one that it has computed.
+    shared_tokens: usize,
     logits: LogitsFor<'static>,
-    /// A block table for each sequence of the largest batch.
-    tables: Vec<Vec<BlockId>>,
+    /// The block tables of each sequence of the largest batch, without and with windows.
+    tables: Vec<(Vec<BlockId>, Vec<Vec<BlockId>>)>,
     /// Tokens of any sequence, by position.
     tokens: Vec<u32>,
 }
 
 impl Sequences {
-    pub(crate) fn new(workload: &Workload, vocab_size: usize) -> Self {
-        let blocks = workload.sequence_blocks() as u32;
-        let sequences = workload.batch_max() as u32;
-        let table = |i| (i * blocks..(i + 1) * blocks).map(BlockId).collect();
+    pub(crate) fn new(workload: &Workload, vocab_size: usize, groups: LayerGroups) -> Self {
+        let (blocks, sequences) = (workload.sequence_blocks(), workload.batch_max());
+        let shared = workload.shared_tokens / BLOCK_TOKENS;
+        let first = groups.tables(0, blocks);
+        let table = |i| {
+            let mut own = groups.tables(i * blocks * groups.count(), blocks);
+            own.0[..shared].copy_from_slice(&first.0[..shared]);
+            for (own, first) in own.1.iter_mut().zip(&first.1) {
+                own[..shared].copy_from_slice(&first[..shared]);
+            }
+            own
+        };
         let positions = (workload.prompt_tokens + workload.generate_tokens) as u64;
         let vocab_size = vocab_size as u64;
         let token = |position: u64| (position.wrapping_mul(2_654_435_761) % vocab_size) as u32;
         Self {
             prompt_tokens: workload.prompt_tokens,
+            shared_tokens: shared * BLOCK_TOKENS,
             logits: workload.logits,
             tables: (0..sequences).map(table).collect(),
             tokens: (0..positions).map(token).collect(),
         }
     }
 
-    /// Returns the chunks of one prefill step: `rows` of the concatenated prompts.
+    /// Returns the rows of the prompts of `batch` sequences.
+    fn prompt_rows(&self, batch: usize) -> usize {
+        self.shared_tokens + batch * (self.prompt_tokens - self.shared_tokens)
+    }
+
+    /// Returns the chunks of one prefill step: `rows` of the concatenated prompts, without what others have in common with the first.
     pub(crate) fn prefill(&self, rows: Range<usize>) -> Vec<Chunk<'_>> {
-        let length = self.prompt_tokens;
+        let (length, shared) = (self.prompt_tokens, self.shared_tokens);
+        let own = length - shared;
         let chunk = |sequence: usize| {
-            let origin = sequence * length;
-            let start = rows.start.max(origin) - origin;
+            // Where its prompt would begin if it were computed whole.
+            let origin = sequence * own;
+            let first = if sequence == 0 { 0 } else { shared };
+            let start = rows.start.max(origin + first) - origin;
             let end = rows.end.min(origin + length) - origin;
             Chunk {
                 state: (sequence as u32).into(),
                 tokens: &self.tokens[start..end],
                 position: start,
-                blocks: &self.tables[sequence],
+                blocks: &self.tables[sequence].0,
+                windows: &self.tables[sequence].1,
                 logits: if end == length { self.logits } else { LogitsFor::Nothing },
             }
         };
-        (rows.start / length..rows.end.div_ceil(length)).map(chunk).collect()
+        let last = rows.end.saturating_sub(shared).div_ceil(own).max(1);
+        (rows.start.saturating_sub(shared) / own..last).map(chunk).collect()
     }
 
     /// Returns the chunks of one decode step.
     pub(crate) fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
-        let chunk = |(slot, blocks): (u32, _)| Chunk {
-            state: slot.into(),
+        let chunk = |slot: usize| Chunk {
+            state: (slot as u32).into(),
             tokens: &self.tokens[position..=position],
             position,
-            blocks,
+            blocks: &self.tables[slot].0,
+            windows: &self.tables[slot].1,
             logits: self.logits,
         };
-        (0..).zip(self.tables[..batch].iter().map(Vec::as_slice)).map(chunk).collect()
+        (0..batch).map(chunk).collect()
     }
 
     /// Computes the prompts of `batch` sequences, [`Backend::step_rows`] rows in a step.
@@ -205,11 +230,14 @@ impl Sequences {
         batch: usize,
         logits: &mut Logits,
     ) -> Result<(), StepError> {
-        let total = batch * self.prompt_tokens;
-        let rows = backend.step_rows();
-        for first in (0..total).step_by(rows) {
-            let chunks = self.prefill(first..total.min(first + rows));
-            backend.step(&chunks, logits)?;
+        let (total, rows) = (self.prompt_rows(batch), backend.step_rows());
+        // What others have in common with the first prompt is computed before they begin.
+        let alone = if self.shared_tokens > 0 { self.prompt_tokens } else { 0 };
+        for part in [0..alone, alone..total] {
+            for first in part.clone().step_by(rows) {
+                let chunks = self.prefill(first..part.end.min(first + rows));
+                backend.step(&chunks, logits)?;
+            }
         }
         backend.as_asynchronous().map_or(Ok(()), |backend| backend.wait())
     }
@@ -351,7 +379,23 @@ mod tests {
 
     fn workload(batches: &[usize], prompt_tokens: usize, generate_tokens: usize) -> Workload {
         let (batches, logits) = (batches.to_vec(), LogitsFor::Last);
-        Workload { batches, prompt_tokens, generate_tokens, logits, repetitions: 2 }
+        let shared_tokens = 0;
+        Workload { batches, prompt_tokens, shared_tokens, generate_tokens, logits, repetitions: 2 }
+    }
+
+    #[test]
+    fn what_prompts_have_in_common_is_computed_once_and_first() {
+        let mut recorder = Recorder::default();
+        let shared = Workload { shared_tokens: 250, repetitions: 1, ..workload(&[3], 300, 1) };
+        run(&mut recorder, &shared, |_| {}).expect("never fails");
+        // 240 tokens are whole blocks.
+        let first = vec![(0, 300, LogitsFor::Last)];
+        let others = vec![(240, 60, LogitsFor::Last); 2];
+        let decodes = vec![(300, 1, LogitsFor::Last); 3];
+        assert_eq!(recorder.steps, [first.clone(), first, others, decodes]);
+        let tables = Sequences::new(&shared, 10, LayerGroups::ONE).tables;
+        assert_eq!(tables[2].0[..15], tables[0].0[..15]);
+        assert!(tables[2].0[15..].iter().all(|own| !tables[0].0.contains(own)));
     }
 
     #[test]

@@ -54,6 +54,7 @@ fn run(backend: &mut dyn Backend, tokens: &[u32], sizes: &[usize], first: u32) -
             position,
             blocks: &blocks,
             logits: LogitsFor::All,
+            windows: &[],
         };
         backend.step(&[chunk], &mut logits).unwrap();
         all.extend_from_slice(logits.all());
@@ -130,6 +131,7 @@ fn batch_mates_do_not_change_a_bit() {
                     position: 0,
                     blocks: &tables[i],
                     logits: LogitsFor::Last,
+                    windows: &[],
                 })
                 .collect();
             let mut together = Logits::default();
@@ -158,7 +160,14 @@ fn largest_logits_equal_those_of_the_whole_head() {
             let tables: Vec<[BlockId; 1]> = (0..7).map(|i| [BlockId(i)]).collect();
             let chunk = |i: usize| {
                 let (tokens, blocks) = (&sequences[i][..], &tables[i][..]);
-                Chunk { tokens, position: 0, blocks, logits: requested(i), state: 0.into() }
+                Chunk {
+                    tokens,
+                    position: 0,
+                    blocks,
+                    logits: requested(i),
+                    state: 0.into(),
+                    windows: &[],
+                }
             };
             let chunks: Vec<Chunk<'_>> = (0..count).map(chunk).collect();
             let mut logits = Logits::default();
@@ -219,6 +228,7 @@ fn copied_block_gives_the_same_logits_as_its_original() {
             position: 18,
             blocks: &[BlockId(90), BlockId(91)],
             logits: LogitsFor::All,
+            windows: &[],
         };
         let mut logits = Logits::default();
         backend.step(&[chunk], &mut logits).unwrap();
@@ -231,7 +241,14 @@ fn invalid_step_is_refused_and_the_backend_stays_usable() {
     let model = model("bitnet-tiny");
     let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
     let step = |backend: &mut dyn Backend, tokens: &[u32], position, blocks: &[BlockId]| {
-        let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Last, state: 0.into() };
+        let chunk = Chunk {
+            tokens,
+            position,
+            blocks,
+            logits: LogitsFor::Last,
+            state: 0.into(),
+            windows: &[],
+        };
         backend.step(&[chunk], &mut Logits::default())
     };
     let backend = backend.as_mut();

@@ -269,6 +269,7 @@ fn every_batch_of_texts_is_measured_and_computed_as_a_whole() {
     let workload = Workload {
         batches: vec![1, 5],
         prompt_tokens: 40,
+        shared_tokens: 0,
         generate_tokens: 7,
         logits: LogitsFor::Last,
         repetitions: 2,

@@ -17,7 +17,10 @@ use tritmill_engine::{
     files::Model,
     formats::Format,
     generate,
-    kv::disk::{BlockTiers, FolderLimits, TierOptions},
+    kv::{
+        blocks_for,
+        disk::{BlockTiers, FolderLimits, TierOptions},
+    },
 };
 
 const REQUESTS: usize = 24;
@@ -54,9 +57,16 @@ fn request(index: usize) -> Request {
 }
 
 fn run(engine: &mut Engine, indices: impl IntoIterator<Item = usize>) -> BTreeMap<usize, Output> {
+    run_all(engine, indices.into_iter().map(|index| (index, request(index))))
+}
+
+fn run_all(
+    engine: &mut Engine,
+    requests: impl IntoIterator<Item = (usize, Request)>,
+) -> BTreeMap<usize, Output> {
     let now = Instant::now();
     let ids: BTreeMap<RequestId, usize> =
-        indices.into_iter().map(|i| (engine.submit(request(i)).unwrap(), i)).collect();
+        requests.into_iter().map(|(i, of)| (engine.submit(of).unwrap(), i)).collect();
     let mut outputs = BTreeMap::new();
     while !engine.is_idle() {
         for event in engine.step(now).events {
@@ -120,6 +130,60 @@ fn check_together(kv: KvType) {
         assert_eq!(stats.blocks_used, 0, "blocks leaked");
         assert_eq!(stats.preemptions > 0, blocks == 20, "{} preemptions", stats.preemptions);
         assert_eq!(stats.prefix_hit_tokens > 0, config.prefix_cache);
+    }
+}
+
+/// Decodes that begin with the same blocks attend together.
+#[test]
+fn sequences_with_a_common_prompt_change_no_bit() {
+    let model = model();
+    let long = |index: usize| {
+        let Request { prompt, sampling, .. } = request(index);
+        let common = if index == 5 { 150 } else { 290 };
+        let first = (0..common).map(|i| (i * 31 + 7) % 1000);
+        (index, Request { prompt: first.chain(prompt).collect(), sampling, ..Request::default() })
+    };
+    for kv in [KvType::F16, KvType::F32, KvType::Q8] {
+        let config = EngineConfig::new(model.config().context_length);
+        let mut alone = engine(&model, kv, 400, EngineConfig { prefix_cache: false, ..config });
+        let mut together = engine(&model, kv, 400, config);
+        let got = run_all(&mut together, (0..8).map(long));
+        for index in 0..8 {
+            let want = run_all(&mut alone, [long(index)]);
+            assert!(bits(&got[&index]) == bits(&want[&index]), "request {index}, {kv:?}");
+            assert!(got[&index].cached_tokens >= if index == 0 { 0 } else { 144 });
+        }
+    }
+}
+
+/// Blocks behind the windows are freed: fewer of them answer longer texts than blocks of all layers could, with the same bits.
+#[test]
+fn freed_windows_change_no_bit() {
+    let model = Arc::new(support::open("maple-tiny/maple-tiny-tq2_0.gguf"));
+    let long = |index: usize| {
+        let Request { prompt, sampling, .. } = request(index);
+        let first = (0..170).map(|i| (i * 31 + 7) % 500);
+        let prompt = first.chain(prompt.into_iter().map(|token| token % 500)).collect();
+        (index, Request { prompt, sampling, ..Request::default() })
+    };
+    let groups = cpu::layer_groups(&model);
+    let config = EngineConfig { token_budget: 64, ..EngineConfig::new(1024) };
+    let plain = EngineConfig { prefix_cache: false, ..config };
+    let mut alone = engine(&model, KvType::F16, 600, plain);
+    let want: BTreeMap<usize, _> =
+        (0..8).map(|i| (i, bits(&run_all(&mut alone, [long(i)])[&i]))).collect();
+    let few = groups.blocks_for(300, 64) + 4;
+    assert!(few < groups.count() * blocks_for(300), "{few} blocks");
+    for (blocks, config) in [(600, config), (few, config), (few, plain)] {
+        let mut engine = engine(&model, KvType::F16, blocks, config);
+        for _ in 0..2 {
+            let got = run_all(&mut engine, (0..8).map(long));
+            for (index, want) in &want {
+                assert!(bits(&got[index]) == *want, "request {index}, {blocks} blocks");
+            }
+        }
+        assert_eq!(engine.stats().blocks_used, 0, "blocks leaked");
+        assert_eq!(engine.stats().prefix_hit_tokens > 0, config.prefix_cache);
     }
 }
 

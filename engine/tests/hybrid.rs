@@ -80,6 +80,7 @@ fn a_state_belongs_to_one_chunk() {
         blocks: &blocks[block..=block],
         logits: LogitsFor::Last,
         state: slot.into(),
+        windows: &[],
     };
     let mut logits = Logits::default();
     let same = backend.step(&[of(0, 2), of(1, 2)], &mut logits);
@@ -99,7 +100,8 @@ fn kept_states_continue_with_the_same_bits() {
             let mut logits = Logits::default();
             let tokens = &tokens[positions.clone()];
             let (position, blocks) = (positions.start, &blocks[..]);
-            let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Last, state };
+            let chunk =
+                Chunk { tokens, position, blocks, logits: LogitsFor::Last, state, windows: &[] };
             backend.step(&[chunk], &mut logits).unwrap();
             logits.all().to_vec()
         };

@@ -23,6 +23,7 @@ Examples:
   tritmill model synth --shape bitnet-2b -o /tmp/bitnet-2b
   tritmill bench engine --model /tmp/bitnet-2b --threads 2 --batch 1,4,16
   tritmill bench engine --model /tmp/bitnet-2b --format tl2 --prompt 512 --generate 0 --json
+  tritmill bench engine --model /tmp/bitnet-2b --batch 16 --prompt 3900 --shared 3500 --kv q8
   tritmill bench engine --model bitnet-embedding.gguf --batch 1,32 --prompt 128
 
 Prints the median of the repetitions. Tokens per second count all sequences together. Of embedding models, the one phase is
@@ -40,6 +41,9 @@ pub struct Arguments {
     /// Tokens of each prompt
     #[arg(long, value_name = "N", default_value = "128")]
     prompt: NonZeroUsize,
+    /// Leading tokens that all prompts have in common: computed once, and kept once
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    shared: usize,
     /// Tokens to decode after it; embedding models decode none
     #[arg(long, value_name = "N", default_value_t = 64)]
     generate: usize,
@@ -64,6 +68,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let workload = Workload {
         batches: arguments.batch.iter().map(|batch| batch.get()).collect(),
         prompt_tokens: arguments.prompt.get(),
+        shared_tokens: arguments.shared,
         generate_tokens: if embeds { 0 } else { arguments.generate },
         logits: if arguments.all_logits { LogitsFor::Last } else { LogitsFor::largest(1) },
         repetitions: arguments.repetitions.get(),
@@ -71,6 +76,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let context = model.config().context_length;
     let longest = workload.prompt_tokens.saturating_add(workload.generate_tokens);
     ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
+    ensure!(arguments.shared < arguments.prompt.get(), "--shared must be below --prompt");
+    ensure!(arguments.shared == 0 || !embeds, "embedding models share nothing: no --shared");
     let options = arguments.run.engine_on_one()?;
     let measured = measure(&model, &options, &workload)?;
     let share = |s: &Speed| match (s.phase, measured.weight_bytes) {

@@ -46,6 +46,7 @@ impl GpuSteps {
         let workload = Workload {
             batches: self.batch.iter().map(|batch| batch.get()).collect(),
             prompt_tokens: self.prompt.get(),
+            shared_tokens: 0,
             generate_tokens: 1,
             logits: LogitsFor::largest(1),
             repetitions: 1,

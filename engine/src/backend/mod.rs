@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use crate::{
     config::Norm,
     files::{Model, ModelError},
-    kv::BlockId,
+    kv::{BlockId, LayerGroups},
     sampling::{Largest, Remainder, RowMetadata, Threshold, TokenLogit},
 };
 
@@ -64,8 +64,11 @@ pub struct Chunk<'a> {
     pub tokens: &'a [u32],
     /// Position of the first token in the sequence. Earlier positions are in the KV blocks.
     pub position: usize,
-    /// Block table: block `i` holds positions `16 i .. 16 i + 16`. Covers the chunk's last position.
+    /// Block table: block `i` holds positions `16 i .. 16 i + 16`. Covers the chunk's last position. That of the layers without a
+    /// window, if the backend has [groups](Backend::layer_groups) of layers with one.
     pub blocks: &'a [BlockId],
+    /// The tables of these groups, from the [first block](LayerGroups::first_block) on that the chunk reads. // (group)
+    pub windows: &'a [Vec<BlockId>],
     /// Positions that logits are requested for.
     pub logits: LogitsFor<'a>,
     /// Where models with recurrent layers keep the sequence's state.
@@ -157,6 +160,11 @@ pub trait Backend: Send {
 
     /// Returns the number of KV blocks this backend has storage for; block ids are `0..block_count`.
     fn block_count(&self) -> usize;
+
+    /// Returns the groups of layers that have blocks.
+    fn layer_groups(&self) -> LayerGroups {
+        LayerGroups::ONE
+    }
 
     /// Returns the number of bytes of weights, packed matrices and head, that a decode step with
     /// [`LogitsFor::Largest`] reads, if known.
@@ -250,7 +258,7 @@ pub trait Backend: Send {
         Err(CopyError::Unsupported)
     }
 
-    /// Returns the number of bytes of the keys and values of one block over all layers.
+    /// Returns the number of bytes of the keys and values of one block, over all layers of a group.
     fn block_bytes(&self) -> usize;
 
     /// Appends the keys and values of a block to `content`: [`block_bytes`](Self::block_bytes) bytes, in a layout that

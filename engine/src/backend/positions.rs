@@ -5,16 +5,16 @@ use std::ops::Range;
 use super::{Chunk, LogitsFor, StepError, rope_scaling};
 use crate::{
     config::ModelConfig,
-    kv::{BLOCK_TOKENS, BlockId},
+    kv::{BLOCK_TOKENS, BlockId, LayerGroups},
     math,
     sampling::{AllowedTokens, FirstQuestion},
 };
 
-/// Checks a step's chunks against a model and a pool of `block_count` KV blocks. `written` is scratch.
+/// Checks a step's chunks against a model and a pool of `block_count` KV blocks of some groups of layers. `written` is scratch.
 pub(super) fn check(
     chunks: &[Chunk<'_>],
     config: &ModelConfig,
-    block_count: usize,
+    (block_count, groups): (usize, LayerGroups),
     written: &mut Vec<u64>,
 ) -> Result<(), StepError> {
     for chunk in chunks {
@@ -23,9 +23,13 @@ pub(super) fn check(
             !chunk.tokens.is_empty()
                 && chunk.logits.rows_min() <= chunk.tokens.len()
                 && end <= config.context_length
-                && end <= chunk.blocks.len() * BLOCK_TOKENS
+                && chunk.windows.len() == groups.windows
+                && tables(chunk, groups).all(|(blocks, _)| end <= blocks.len() * BLOCK_TOKENS)
         });
-        if !fits || chunk.blocks.iter().any(|b| b.0 as usize >= block_count) {
+        let in_pool = |block: &BlockId| block.index() < block_count;
+        if !fits
+            || !tables(chunk, groups).all(|(blocks, first)| blocks[first..].iter().all(in_pool))
+        {
             return Err(StepError::BadChunk {
                 position: chunk.position,
                 tokens: chunk.tokens.len(),
@@ -37,7 +41,7 @@ pub(super) fn check(
             return Err(StepError::TokenOutOfRange { token, vocab_size });
         }
     }
-    check_writes(chunks, block_count, written)
+    check_writes(chunks, (block_count, groups), written)
 }
 
 /// Checks that every chunk has a slot of its own for the state of its sequence and for each state that it keeps, and reads none that
@@ -74,10 +78,20 @@ pub(super) fn check_slots(
     of_others.into_iter().try_for_each(|slot| take(slot, false))
 }
 
+/// Returns the block tables of a chunk, each with the first block that is read.
+fn tables<'a>(
+    chunk: &Chunk<'a>,
+    groups: LayerGroups,
+) -> impl Iterator<Item = (&'a [BlockId], usize)> {
+    let first = groups.first_block(chunk.position);
+    let windows = chunk.windows.iter().map(move |blocks| (&blocks[..], first));
+    std::iter::once((chunk.blocks, 0)).chain(windows)
+}
+
 /// Rejects steps in which the order of chunks matters: backends run them in parallel.
 fn check_writes(
     chunks: &[Chunk<'_>],
-    block_count: usize,
+    (block_count, groups): (usize, LayerGroups),
     written: &mut Vec<u64>, // a bit for each block
 ) -> Result<(), StepError> {
     written.clear();
@@ -85,7 +99,8 @@ fn check_writes(
     let place = |block: BlockId| (block.0 as usize / 64, 1 << (block.0 % 64));
     for chunk in chunks {
         let end = chunk.position + chunk.tokens.len();
-        for &block in &chunk.blocks[chunk.position / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)] {
+        let of_chunk = chunk.position / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
+        for &block in tables(chunk, groups).flat_map(|(blocks, _)| &blocks[of_chunk.clone()]) {
             let (word, bit) = place(block);
             if written[word] & bit != 0 {
                 return Err(StepError::SharedBlock { block });
@@ -93,7 +108,10 @@ fn check_writes(
             written[word] |= bit;
         }
     }
-    let read = chunks.iter().flat_map(|chunk| &chunk.blocks[..chunk.position / BLOCK_TOKENS]);
+    let read = chunks.iter().flat_map(|chunk| {
+        let before = chunk.position / BLOCK_TOKENS;
+        tables(chunk, groups).flat_map(move |(blocks, first)| &blocks[first..before])
+    });
     for &block in read {
         let (word, bit) = place(block);
         if written[word] & bit != 0 {
@@ -181,10 +199,17 @@ mod tests {
                 .zip(&tables)
                 .map(|(&(position, tokens, _), blocks)| {
                     let tokens = &[1; 64][..tokens];
-                    Chunk { tokens, position, blocks, logits: LogitsFor::Last, state: 0.into() }
+                    Chunk {
+                        tokens,
+                        position,
+                        blocks,
+                        logits: LogitsFor::Last,
+                        state: 0.into(),
+                        windows: &[],
+                    }
                 })
                 .collect();
-            match check_writes(&chunks, 100, &mut vec![1; 3]) {
+            match check_writes(&chunks, (100, LayerGroups::ONE), &mut vec![1; 3]) {
                 Ok(()) => None,
                 Err(StepError::SharedBlock { block }) => Some(block.0),
                 Err(other) => panic!("{other}"),

@@ -11,7 +11,7 @@ use super::{
     StepError,
 };
 use crate::{
-    kv::BlockId,
+    kv::{BlockId, LayerGroups},
     sampling::{Remainder, Threshold, TokenLogit},
 };
 
@@ -23,6 +23,7 @@ pub struct SharedBackend {
     numerics_class: Arc<str>,
     vocab_size: usize,
     block_count: usize,
+    layer_groups: LayerGroups,
     block_bytes: usize,
     weight_bytes: Option<usize>,
     draws_tokens: bool,
@@ -74,6 +75,7 @@ impl SharedBackend {
             numerics_class: backend.numerics_class().into(),
             vocab_size: backend.vocab_size(),
             block_count: backend.block_count(),
+            layer_groups: backend.layer_groups(),
             block_bytes: backend.block_bytes(),
             weight_bytes: backend.weight_bytes(),
             draws_tokens: backend.draws_tokens(),
@@ -138,6 +140,10 @@ impl Backend for SharedBackend {
 
     fn block_count(&self) -> usize {
         self.block_count
+    }
+
+    fn layer_groups(&self) -> LayerGroups {
+        self.layer_groups
     }
 
     fn weight_bytes(&self) -> Option<usize> {

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::{testing::*, *};
 use crate::{
     FinishReason, RequestError,
+    kv::{BLOCK_TOKENS, LayerGroups},
     sampling::SamplingParams,
     scheduler::{Fork, Priority},
 };
@@ -86,16 +87,22 @@ fn kind() -> impl Strategy<Value = Fork> {
     prop::sample::select(vec![Fork::Shared, Fork::Deep])
 }
 
-fn engine_config() -> impl Strategy<Value = (EngineConfig, usize)> {
+fn engine_config() -> impl Strategy<Value = (EngineConfig, usize, LayerGroups)> {
     let numbers = (1usize..10, 1usize..80, 4usize..20);
     let recurrent = prop::option::weighted(0.4, (0usize..5, 0usize..3));
-    (numbers, any::<bool>(), any::<bool>(), recurrent).prop_map(
-        |((max_sequences, token_budget, blocks), prefix_cache, has_target, kept)| {
+    let windows = prop::option::weighted(0.6, (1usize..4, 1usize..50, 1usize..3));
+    (numbers, any::<bool>(), any::<bool>(), recurrent, windows).prop_map(
+        |((max_sequences, token_budget, blocks), prefix_cache, has_target, kept, windows)| {
             let step_target = has_target.then_some(Duration::from_millis(150));
             let limits = EngineConfig { max_sequences, token_budget, ..config() };
             let (recurrent, (kept_states, spare_states)) = (kept.is_some(), kept.unwrap_or((0, 0)));
             let states = EngineConfig { recurrent, kept_states, spare_states, ..limits };
-            (EngineConfig { prefix_cache, step_target, ..states }, blocks)
+            // A model has recurrent layers or windows.
+            let groups = windows.filter(|_| !recurrent).map_or(LayerGroups::ONE, |of| {
+                let (windows, window, part) = of;
+                LayerGroups { windows, window, part: part * BLOCK_TOKENS }
+            });
+            (EngineConfig { prefix_cache, step_target, ..states }, blocks * groups.count(), groups)
         },
     )
 }
@@ -201,11 +208,11 @@ proptest! {
 
     #[test]
     fn every_request_finishes_once_with_its_tokens_and_every_block_is_released(
-        (config, blocks) in engine_config(),
+        (config, blocks, groups) in engine_config(),
         actions in prop::collection::vec((action(), any::<prop::sample::Index>()), 1..60),
         (on_threads, ahead) in any::<(bool, bool)>(),
     ) {
-        let harness = Harness::on(config, blocks, ahead);
+        let harness = Harness::of(config, blocks, groups, ahead);
         let mut lives = vec![Life { harness, submitted: Vec::new(), storage: 0 }];
         for (number, (action, of)) in (1..).zip(actions) {
             let at = of.index(lives.len());

@@ -5,11 +5,13 @@
 //! blocks without a holder, which the admission of the sequence then finds; if they are evicted before, they are
 //! computed again. Prompts that begin in the same way wait for one read.
 //!
-//! Models with recurrent layers need a state besides blocks (`states.rs`).
+//! Models with recurrent layers need a state besides blocks (`states.rs`), and layers with a window their last blocks alone
+//! (`windows.rs`).
 //!
 //! A block is worth reading and writing only where that takes less time than computing it; both are measured.
 
 mod states;
+mod windows;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -150,9 +152,10 @@ impl Stored {
         self.expected.insert(request, hashes);
     }
 
-    /// Notes that a request uses another name, too.
+    /// Notes that a request uses another name, too. No effect if that was known.
     fn expect_more(&mut self, request: u64, name: BlockHash) {
-        if let Some(hashes) = self.expected.get_mut(&request) {
+        let hashes = self.expected.get_mut(&request);
+        if let Some(hashes) = hashes.filter(|hashes| !hashes.contains(&name)) {
             hashes.push(name);
             self.disk.expect(vec![name], 1);
         }
@@ -189,7 +192,11 @@ impl Stored {
         }
         let hashes = BlockHash::chain(root, &tokens[..blocks * BLOCK_TOKENS]);
         self.expect(id.request, hashes.clone());
-        let reads_left = 2 * hashes.len().div_ceil(FETCH_BLOCKS);
+        let groups = scheduler.groups();
+        let of_windows = hashes.len() - groups.first_block(blocks * BLOCK_TOKENS).min(blocks);
+        let reads = hashes.len().div_ceil(FETCH_BLOCKS)
+            + groups.windows * of_windows.div_ceil(FETCH_BLOCKS);
+        let reads_left = 2 * reads;
         let search = if self.state_bytes.is_some() { Search::Ahead } else { Search::Done };
         let first_read = None;
         self.waiting.push_back(Waiting {
@@ -246,13 +253,20 @@ impl Stored {
                 let cache = scheduler.cache();
                 waiting.hashes.iter().position(|hash| cache.peek(hash).is_none())
             };
+            let is_missing = |name: &BlockHash| missing.contains(name);
+            if let Some(next) = next
+                && !is_missing(&waiting.hashes[next])
+                && self.read_from(&mut waiting, next)
+            {
+                left.push_back(waiting);
+                continue;
+            }
             let is_ready = match next {
-                None => self.has_state(&mut waiting, scheduler, |name| missing.contains(name)),
-                Some(next) => {
-                    let first = waiting.hashes[next];
-                    missing.contains(&first) || !self.read_from(&mut waiting, next)
-                }
+                None => self.has_state(&mut waiting, scheduler, is_missing),
+                Some(_) => true,
             };
+            waiting.hashes.truncate(next.unwrap_or(waiting.hashes.len()));
+            let is_ready = is_ready && self.has_windows(&mut waiting, scheduler, is_missing);
             match is_ready {
                 true => scheduler.add(waiting.id, waiting.tokens, waiting.root),
                 false => left.push_back(waiting),
@@ -343,13 +357,13 @@ impl Stored {
         ended
     }
 
-    /// Notes blocks that a second prompt uses, the first ones of their chain, and the state after them.
-    pub fn note_shared(&mut self, blocks: impl Iterator<Item = (BlockHash, BlockId)>) {
+    /// Notes blocks that a second prompt uses, each with the number of blocks before it in its chain, and the state after them.
+    pub fn note_shared(&mut self, blocks: impl Iterator<Item = (usize, BlockHash, BlockId)>) {
         if !self.is_worth_it() {
             return;
         }
         let mut last = None;
-        for (depth, (hash, block)) in blocks.enumerate() {
+        for (depth, hash, block) in blocks {
             last = Some((depth, hash));
             if self.remember(hash) {
                 self.to_write.push_back((hash, depth, ToWrite::Block(block)));

@@ -18,6 +18,7 @@ use std::{
 
 use super::*;
 use crate::{
+    kv::LayerGroups,
     request::{Choice, FinishReason, Output, RequestError},
     sampling::SamplingParams,
     scheduler::Fork,
@@ -90,8 +91,13 @@ impl Harness {
 
     /// An engine on a backend that begins the next decodes with each step, or does not.
     pub fn on(config: EngineConfig, block_count: usize, ahead: bool) -> Self {
+        Self::of(config, block_count, LayerGroups::ONE, ahead)
+    }
+
+    /// As [`Self::on`], with these groups of layers.
+    pub fn of(config: EngineConfig, block_count: usize, groups: LayerGroups, ahead: bool) -> Self {
         let control = Arc::new(Mutex::new(Control::default()));
-        let mut backend = HashBackend::new(block_count, control.clone(), ahead);
+        let mut backend = HashBackend::new(block_count, control.clone(), ahead).with_groups(groups);
         if config.recurrent {
             let EngineConfig { max_sequences, kept_states, spare_states, .. } = config;
             backend = backend.with_states(max_sequences + kept_states + spare_states);

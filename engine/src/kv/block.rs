@@ -8,6 +8,9 @@ pub const BLOCK_TOKENS: usize = 16;
 pub struct BlockId(pub u32);
 
 impl BlockId {
+    /// In the place of a block that is no longer read.
+    pub(crate) const GONE: Self = Self(u32::MAX);
+
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }

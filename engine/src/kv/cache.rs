@@ -1,6 +1,6 @@
 //! Block pool and prefix cache together: allocation that evicts, prefix hits, copy-on-write.
 
-use super::{BlockHash, BlockId, BlockPool, PrefixCache};
+use super::{BlockHash, BlockId, BlockPool, LayerGroups, PrefixCache};
 
 /// How a holder may write to a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl BlockCache {
         }
     }
 
-    /// Removes a holder from every block of a table, the last block first (see [`PrefixCache`]).
+    /// Removes a holder from every block of a list, the last block first (see [`PrefixCache`]).
     pub fn release_all(&mut self, table: &mut Vec<BlockId>) {
         while let Some(block) = table.pop() {
             self.release(block);
@@ -107,14 +107,14 @@ impl BlockCache {
         self.prefix.is_expected(hash)
     }
 
-    /// Records that a sequence waits that uses these blocks: they are evicted last.
-    pub fn expect(&mut self, hashes: &[BlockHash]) {
-        self.prefix.expect(hashes);
+    /// Records that a sequence waits that uses these blocks of every group: they are evicted last.
+    pub fn expect(&mut self, hashes: &[BlockHash], groups: LayerGroups) {
+        self.prefix.expect(of_groups(hashes, groups));
     }
 
     /// Records that the sequence waits no more.
-    pub fn unexpect(&mut self, hashes: &[BlockHash]) {
-        self.prefix.unexpect(hashes);
+    pub fn unexpect(&mut self, hashes: &[BlockHash], groups: LayerGroups) {
+        self.prefix.unexpect(of_groups(hashes, groups));
     }
 
     /// Returns a copy of the bookkeeping in which these holders are the only ones, and no sequences wait: blocks of others are
@@ -148,6 +148,11 @@ impl BlockCache {
         self.release(block);
         Some(Writable::Copied(copy))
     }
+}
+
+/// Returns the names of blocks in every group.
+fn of_groups(hashes: &[BlockHash], groups: LayerGroups) -> impl Iterator<Item = BlockHash> {
+    hashes.iter().flat_map(move |hash| (0..groups.count()).map(|group| hash.of_group(group)))
 }
 
 #[cfg(test)]

@@ -18,15 +18,19 @@
 mod block;
 mod cache;
 pub mod disk;
+mod groups;
 mod pool;
 mod prefix;
 mod shared;
 mod states;
 mod sync;
+mod table;
 
 pub use block::{BLOCK_TOKENS, BlockId, blocks_for};
 pub(crate) use cache::{BlockCache, Writable};
+pub use groups::LayerGroups;
 pub(crate) use pool::BlockPool;
 pub(crate) use prefix::{BlockHash, PrefixCache};
 pub(crate) use shared::SharedCache;
 pub(crate) use states::StateCache;
+pub(crate) use table::BlockTable;

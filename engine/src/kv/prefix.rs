@@ -42,6 +42,13 @@ impl BlockHash {
         Self(blake3::derive_key("tritmill state of recurrent layers", &self.0))
     }
 
+    /// Returns the name of the same block in another [group of layers](super::LayerGroups); the hash itself is that of group 0.
+    pub(crate) fn of_group(&self, group: usize) -> Self {
+        let mut name = *self;
+        name.0[31] ^= group as u8;
+        name
+    }
+
     /// Parses 64 hexadecimal digits in lower case, as [`Display`](std::fmt::Display) writes them.
     pub(crate) fn from_digits(digits: &str) -> Option<Self> {
         let is_lower = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
@@ -166,24 +173,24 @@ impl PrefixCache {
     }
 
     /// Records that a sequence waits that uses these blocks.
-    pub fn expect(&mut self, hashes: &[BlockHash]) {
+    pub fn expect(&mut self, hashes: impl Iterator<Item = BlockHash>) {
         for hash in hashes {
-            let count = self.expected.entry(*hash).or_default();
+            let count = self.expected.entry(hash).or_default();
             *count += 1;
             if *count == 1 {
-                self.reorder(hash);
+                self.reorder(&hash);
             }
         }
     }
 
     /// Records that the sequence waits no more.
-    pub fn unexpect(&mut self, hashes: &[BlockHash]) {
+    pub fn unexpect(&mut self, hashes: impl Iterator<Item = BlockHash>) {
         for hash in hashes {
-            let Some(count) = self.expected.get_mut(hash) else { continue };
+            let Some(count) = self.expected.get_mut(&hash) else { continue };
             *count -= 1;
             if *count == 0 {
-                self.expected.remove(hash);
-                self.reorder(hash);
+                self.expected.remove(&hash);
+                self.reorder(&hash);
             }
         }
     }
@@ -258,16 +265,17 @@ mod tests {
             cache.insert(*hash, BlockId(i));
             cache.mark_idle(BlockId(i));
         }
-        cache.expect(&hashes[..2]);
-        cache.expect(&hashes[1..3]);
-        cache.expect(&hashes[..1]);
-        cache.unexpect(&hashes[1..3]);
+        let of = |range: std::ops::Range<usize>| hashes[range].iter().copied();
+        cache.expect(of(0..2));
+        cache.expect(of(1..3));
+        cache.expect(of(0..1));
+        cache.unexpect(of(1..3));
         // 0 is used by two, 1 by one, 2 no more; released again, 2 is newer than 3.
         cache.mark_held(BlockId(2));
         cache.mark_idle(BlockId(2));
         assert_eq!(cache.evict(), Some(BlockId(3)));
         assert_eq!(cache.evict(), Some(BlockId(2)));
-        cache.unexpect(&hashes[..2]);
+        cache.unexpect(of(0..2));
         assert_eq!(cache.evict(), Some(BlockId(1)), "0 is still expected");
         cache.expect_nothing();
         cache.forget(BlockId(0));

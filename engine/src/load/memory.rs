@@ -6,15 +6,15 @@ use super::{DeviceChoice, EngineOptions, state_bytes};
 use crate::{
     EngineConfig,
     backend::{
+        STEP_ROWS,
         class::{self, Choices},
         cpu::{
-            PackedCache,
+            self, PackedCache,
             memory::{self, StepSize},
             packed_file,
         },
     },
     files::{Model, ModelError},
-    kv::blocks_for,
 };
 
 /// The least KV memory that an engine gets by default, unless its sequences cannot use as much.
@@ -122,7 +122,7 @@ pub fn kv_bytes_min(model: &Model, options: &EngineOptions) -> u64 {
     if options.kv_bytes.is_some() || !options.device.is_cpu() {
         return memory_needed(model, options).kv;
     }
-    let blocks = blocks_for(model.config().context_length);
+    let blocks = cpu::layer_groups(model).blocks_for(model.config().context_length, STEP_ROWS);
     // Half of the memory may be states.
     (memory::kv_bytes(model, options.kv, blocks) as u64).min(KV_BYTES_MIN)
         + 2 * state_bytes(model) as u64

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::{
     backend::{Asynchronous, Backend, Chunk, Logits, LogitsFor, StepError},
-    kv::BlockId,
+    kv::{BlockId, LayerGroups},
     sampling::TokenLogit,
 };
 
@@ -57,6 +57,10 @@ impl Backend for Scripted {
 
     fn block_count(&self) -> usize {
         self.inner.block_count()
+    }
+
+    fn layer_groups(&self) -> LayerGroups {
+        self.inner.layer_groups()
     }
 
     fn numerics_class(&self) -> &str {

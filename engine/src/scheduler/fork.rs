@@ -99,7 +99,7 @@ impl Scheduler {
 
     /// Returns every block of every sequence.
     fn tables(&self) -> impl Iterator<Item = BlockId> {
-        self.sequences.values().flat_map(|sequence| sequence.blocks.iter().copied())
+        self.sequences.values().flat_map(|sequence| sequence.blocks.held())
     }
 
     fn with_cache(&self, cache: SharedCache) -> Self {

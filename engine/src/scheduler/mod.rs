@@ -51,7 +51,10 @@ use std::{
 
 use crate::{
     backend::{Chunk, LogitsFor, StateSlots},
-    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, SharedCache, StateCache, blocks_for},
+    kv::{
+        BLOCK_TOKENS, BlockCache, BlockHash, BlockId, LayerGroups, SharedCache, StateCache,
+        blocks_for,
+    },
 };
 
 pub use fork::{Fork, ForkCopy};
@@ -74,6 +77,8 @@ pub struct Limits {
     pub recurrent: bool,
     /// Slots for states that are kept where prefixes end. Without any, models with recurrent layers do not reuse blocks.
     pub kept_states: usize,
+    /// The groups of layers that have blocks. Models with recurrent layers have one.
+    pub groups: LayerGroups,
     /// Slots for states after drafts: so many sequences with recurrent layers may have drafts in a step.
     pub spare_states: usize,
     /// Steps without work, or preemptions, after which a sequence without a new token fails.
@@ -161,7 +166,8 @@ impl Scheduler {
     /// Adds a pending sequence. `root` starts the hash chain of its blocks.
     pub fn add(&mut self, id: SequenceId, tokens: Vec<u32>, root: BlockHash) {
         assert!(!tokens.is_empty(), "a sequence has at least one token");
-        let previous = self.sequences.insert(id, Sequence::new(tokens, root));
+        let sequence = Sequence::new(tokens, root, self.limits.groups);
+        let previous = self.sequences.insert(id, sequence);
         assert!(previous.is_none(), "{id:?} was added twice");
         self.pending.insert(id);
         let cache = self.cache.clone();
@@ -246,15 +252,30 @@ impl Scheduler {
         self.cache.lock()
     }
 
-    /// Returns the leading full blocks of a sequence with their hashes, up to this many tokens.
+    /// Returns the groups of layers that have blocks.
+    pub fn groups(&self) -> LayerGroups {
+        self.limits.groups
+    }
+
+    /// Returns the most tokens of a sequence that has all blocks.
+    pub fn capacity(&self) -> usize {
+        let Limits { groups, token_budget, .. } = self.limits;
+        groups.tokens_in(self.cache().total(), token_budget)
+    }
+
+    /// Returns the leading full blocks of a sequence with their names, up to this many tokens: their number in the sequence, name,
+    /// block.
     pub fn named_blocks(
         &self,
         id: SequenceId,
         tokens: usize,
-    ) -> impl Iterator<Item = (BlockHash, BlockId)> {
+    ) -> impl Iterator<Item = (usize, BlockHash, BlockId)> {
+        let blocks = tokens / BLOCK_TOKENS;
         let sequence = self.sequences.get(&id).into_iter();
-        let pairs = sequence.flat_map(|sequence| sequence.hashes.iter().zip(&sequence.blocks));
-        pairs.take(tokens / BLOCK_TOKENS).map(|(hash, block)| (*hash, *block))
+        sequence.flat_map(move |sequence| {
+            let hashes = &sequence.hashes[..blocks.min(sequence.hashes.len())];
+            sequence.blocks.named(hashes, 0)
+        })
     }
 
     /// Returns how many of these leading blocks of a text a kept state is after, at most; 0 without one.
@@ -309,7 +330,8 @@ impl Scheduler {
             },
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,
-            blocks: &sequence.blocks[..blocks],
+            blocks: &sequence.blocks.full()[..blocks],
+            windows: sequence.blocks.windows(),
             logits: LogitsFor::Nothing,
         }
     }
@@ -328,12 +350,12 @@ impl Scheduler {
             if self.limits.prefix_cache {
                 let full = sequence.computed / BLOCK_TOKENS;
                 sequence.hash_blocks(full);
-                let named = sequence.blocks.iter().zip(&sequence.hashes).take(full);
-                for (block, hash) in named.skip(sequence.named) {
-                    cache.register(*hash, *block);
-                }
+                let named = sequence.blocks.named(&sequence.hashes[..full], sequence.named);
+                named.for_each(|(_, hash, block)| cache.register(hash, block));
                 sequence.named = full;
             }
+            let first = self.limits.groups.first_block(sequence.computed);
+            sequence.blocks.release_before(first, &mut cache);
             if sequence.trial.is_some() {
                 sequence.saves.clear();
                 continue;
@@ -374,9 +396,7 @@ impl Scheduler {
         let mut cache = self.cache.lock();
         for planned in &plan.chunks {
             if let Some(sequence) = self.sequences.get(&planned.id) {
-                for block in &sequence.blocks {
-                    cache.forget(*block);
-                }
+                sequence.blocks.held().for_each(|block| cache.forget(block));
             }
         }
     }
@@ -386,7 +406,7 @@ impl Scheduler {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.tokens.reserve_exact(tokens);
             let blocks = blocks_for(sequence.tokens.len() + tokens);
-            sequence.blocks.reserve_exact(blocks.saturating_sub(sequence.blocks.len()));
+            sequence.blocks.reserve(blocks);
             sequence.hashes.reserve_exact(blocks.saturating_sub(sequence.hashes.len()));
         }
     }
@@ -404,7 +424,7 @@ impl Scheduler {
         if let Some(mut sequence) = self.sequences.remove(&id) {
             let mut cache = self.cache.lock();
             sequence.unexpect(&mut cache);
-            cache.release_all(&mut sequence.blocks);
+            sequence.blocks.release_all(&mut cache);
             drop(cache);
             sequence.drop_states(&mut self.states, &mut self.spare_slots);
             self.free_slots.extend(sequence.slot);
@@ -416,7 +436,7 @@ impl Scheduler {
     /// Makes a running sequence pending again, with its tokens and without its blocks.
     fn preempt(&mut self, id: SequenceId, cache: &mut BlockCache) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        cache.release_all(&mut sequence.blocks);
+        sequence.blocks.release_all(cache);
         sequence.drop_drafts();
         sequence.drop_states(&mut self.states, &mut self.spare_slots);
         (sequence.computed, sequence.named) = (0, 0);
@@ -436,7 +456,7 @@ impl Drop for Scheduler {
         self.cache.if_sound(|cache| {
             for sequence in sequences.values_mut() {
                 sequence.unexpect(cache);
-                cache.release_all(&mut sequence.blocks);
+                sequence.blocks.release_all(cache);
             }
         });
     }
@@ -474,7 +494,9 @@ impl Scheduler {
         for sequence in waiting {
             assert!(sequence.state == State::Pending || sequence.expected == 0);
             for hash in &sequence.hashes[..sequence.expected] {
-                *expected.entry(*hash).or_default() += 1;
+                for group in 0..sequence.groups.count() {
+                    *expected.entry(hash.of_group(group)).or_default() += 1;
+                }
             }
         }
         cache.audit_expected(&expected);
@@ -499,11 +521,14 @@ impl Scheduler {
             let pending = sequence.state == State::Pending;
             assert_eq!(self.pending.contains(id), pending);
             assert_eq!(self.running.contains(id), !pending);
-            assert!(!pending || sequence.blocks.is_empty() && sequence.computed == 0);
+            let is_empty = sequence.blocks.held().next().is_none();
+            assert!(!pending || is_empty && sequence.computed == 0);
             assert!(sequence.computed < sequence.tokens.len());
-            assert!(sequence.computed <= sequence.blocks.len() * BLOCK_TOKENS);
-            for block in &sequence.blocks {
-                *holders.entry(*block).or_insert(0u32) += 1;
+            let tables = sequence.blocks.windows().iter().map(Vec::len);
+            let shortest = tables.fold(sequence.blocks.full().len(), usize::min);
+            assert!(sequence.computed <= shortest * BLOCK_TOKENS);
+            for block in sequence.blocks.held() {
+                *holders.entry(block).or_insert(0u32) += 1;
             }
         }
         assert_eq!(self.running.len() + self.pending.len(), self.sequences.len());

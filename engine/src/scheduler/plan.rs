@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     Plan, PlannedChunk, Priority, Refusal, Scheduler, Sequence, SequenceId, State, StepLimits,
 };
-use crate::kv::{BLOCK_TOKENS, BlockCache, BlockId, Writable, blocks_for};
+use crate::kv::{BLOCK_TOKENS, BlockCache, BlockId, BlockTable, blocks_for};
 
 /// Admissions of each priority per round while all have pending sequences.
 const WEIGHTS: [u32; 3] = [16, 4, 1]; // (priority)
@@ -141,7 +141,8 @@ impl Scheduler {
             return false;
         }
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        let cached = sequence.full_blocks().iter().map_while(|hash| cache.peek(hash)).count();
+        let (length, groups) = (sequence.tokens.len(), self.limits.groups);
+        let cached = BlockTable::cached(cache, groups, sequence.full_blocks(), length);
         let found = self.with_state(id, cached);
         let sequence = &self.sequences[&id];
         // The state behind the last token's block is too late.
@@ -279,23 +280,11 @@ impl Scheduler {
         sequence.drafts
     }
 
-    /// Makes block `index` of a sequence's table writable for it. False if no block is available.
+    /// Makes block `index` of a sequence's tables writable for it. False if there are too few blocks.
     fn take_block(&mut self, id: SequenceId, index: usize, filling: &mut Filling<'_>) -> bool {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        let Some(block) = sequence.blocks.get_mut(index) else {
-            let Some(fresh) = filling.cache.allocate() else { return false };
-            sequence.blocks.push(fresh);
-            return true;
-        };
-        match filling.cache.make_writable(*block) {
-            None => return false,
-            Some(Writable::InPlace) => {}
-            Some(Writable::Copied(copy)) => {
-                filling.plan.copies.push((*block, copy));
-                *block = copy;
-            }
-        }
-        true
+        let Filling { cache, plan, .. } = filling;
+        let sequence = self.sequences.get_mut(&id);
+        sequence.is_some_and(|sequence| sequence.blocks.take(index, cache, &mut plan.copies))
     }
 
     /// Preempts the last running sequence so that `id` can have a block. False if `id` itself was preempted or refused,
@@ -304,8 +293,8 @@ impl Scheduler {
     fn preempt_for(&mut self, id: SequenceId, filling: &mut Filling<'_>) -> bool {
         let victim = self.running.last().copied().unwrap_or(id);
         if victim == id && self.running.len() <= 1 {
-            let (needed, total) =
-                (blocks_for(self.sequences[&id].tokens.len()), filling.cache.total());
+            let needed = self.blocks_needed(self.sequences[&id].tokens.len());
+            let total = filling.cache.total();
             if needed > total {
                 filling.plan.refused.push((id, Refusal::OutOfBlocks { needed, total }));
                 return false;
@@ -331,41 +320,44 @@ impl Scheduler {
         })
     }
 
+    /// Returns the most blocks that a sequence of so many tokens has at once.
+    fn blocks_needed(&self, tokens: usize) -> usize {
+        self.limits.groups.blocks_for(tokens, self.limits.token_budget)
+    }
+
     /// Makes a pending sequence run if blocks for all its tokens are available, and returns the number of
     /// its tokens that cached blocks hold. The last token is always computed, since its logits are needed. While no
     /// sequence holds blocks, the next one runs in any case.
     fn admit(&mut self, id: SequenceId, cache: &mut BlockCache) -> Option<usize> {
         let sequence = self.sequences.get_mut(&id)?;
-        let length = sequence.tokens.len();
-        let mut hits = Vec::new();
-        if self.limits.prefix_cache {
-            let hashes = sequence.full_blocks();
-            hits.extend(hashes.iter().map_while(|hash| cache.peek(hash)));
-        }
-        let cached = hits.len();
-        hits.truncate(self.with_state(id, cached));
+        let (length, groups) = (sequence.tokens.len(), self.limits.groups);
+        let cached = match self.limits.prefix_cache {
+            true => BlockTable::cached(cache, groups, sequence.full_blocks(), length),
+            false => 0,
+        };
+        let found = self.with_state(id, cached);
+        let needed = self.blocks_needed(length);
         let sequence = self.sequences.get_mut(&id)?;
-        let idle_hits = hits.iter().filter(|hit| cache.references(**hit) == 0).count();
+        let hits = BlockTable::of_cached(cache, groups, &sequence.hashes[..found], length);
+        let idle_hits = hits.held().filter(|hit| cache.references(*hit) == 0).count();
         // A fully cached prompt writes to its last block, and needs a copy of the block if it has other
         // holders.
-        let copies = usize::from(hits.len() * BLOCK_TOKENS == length);
+        let copies = usize::from(found * BLOCK_TOKENS == length);
         // Every running sequence takes a block every 16 steps: leave enough for the next step.
         let growth = self.running.len().div_ceil(BLOCK_TOKENS);
-        let needed = blocks_for(length) - hits.len() + copies + growth;
+        let needed =
+            needed.saturating_sub(hits.held().count()) + groups.count() * (copies + growth);
         if cache.held() > 0 && needed > cache.available() - idle_hits {
             return None;
         }
-        for hit in &hits {
-            cache.retain(*hit);
-        }
-        let cached_tokens = (hits.len() * BLOCK_TOKENS).min(length - 1);
+        hits.held().for_each(|hit| cache.retain(hit));
+        let cached_tokens = (found * BLOCK_TOKENS).min(length - 1);
         sequence.unexpect(cache);
         sequence.blocks = hits;
         (sequence.computed, sequence.named) = (cached_tokens, cached_tokens / BLOCK_TOKENS);
         sequence.state = State::Prefilling;
         sequence.slot = self.free_slots.pop();
         if self.limits.kept_states > 0 {
-            let found = sequence.blocks.len();
             let hash = found.checked_sub(1).map(|last| sequence.hashes[last]);
             sequence.begins_with = hash.and_then(|hash| self.states.get(&hash));
             let expected = sequence.hashes.iter().take_while(|hash| cache.is_expected(hash));

@@ -1,7 +1,9 @@
 //! One sequence in the scheduler: tokens, block table, state.
 
 use super::Fork;
-use crate::kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, StateCache};
+use crate::kv::{
+    BLOCK_TOKENS, BlockCache, BlockHash, BlockId, BlockTable, LayerGroups, StateCache,
+};
 
 /// Order of service between requests. Within a priority, earlier requests are served first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -71,8 +73,10 @@ pub(super) struct Sequence {
     pub drafts: usize,
     /// Number of leading positions with keys and values in the blocks.
     pub computed: usize,
-    /// Block table: block `i` holds positions `16 i .. 16 i + 16`.
-    pub blocks: Vec<BlockId>,
+    /// Its blocks; without any while it is pending.
+    pub blocks: BlockTable,
+    /// The groups of layers that have blocks.
+    pub groups: LayerGroups,
     /// Start of the hash chain.
     pub root: BlockHash,
     /// Hashes of the leading full blocks of `tokens`, as far as they were needed.
@@ -97,13 +101,14 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(tokens: Vec<u32>, root: BlockHash) -> Self {
+    pub fn new(tokens: Vec<u32>, root: BlockHash, groups: LayerGroups) -> Self {
         Self {
             tokens,
             proposed: Vec::new(),
             drafts: 0,
             computed: 0,
-            blocks: Vec::new(),
+            blocks: BlockTable::new(groups),
+            groups,
             root,
             hashes: Vec::new(),
             expected: 0,
@@ -128,18 +133,10 @@ impl Sequence {
     ) -> Option<Self> {
         let blocks = match kind {
             Fork::Shared => {
-                self.blocks.iter().for_each(|block| cache.retain(*block));
+                self.blocks.held().for_each(|block| cache.retain(block));
                 self.blocks.clone()
             }
-            Fork::Deep if self.blocks.len() > cache.available() => return None,
-            Fork::Deep => {
-                let copy = |from: &BlockId| {
-                    let to = cache.allocate()?;
-                    copies.push((*from, to));
-                    Some(to)
-                };
-                self.blocks.iter().map_while(copy).collect()
-            }
+            Fork::Deep => self.blocks.copied(cache, copies)?,
         };
         let Self { computed, state, .. } = *self;
         Some(Self { blocks, computed, state, ..self.unplaced() })
@@ -148,7 +145,7 @@ impl Sequence {
     /// Returns a pending sequence with the same tokens, which holds no blocks.
     pub fn unplaced(&self) -> Self {
         let hashes = self.hashes.clone();
-        Self { hashes, ..Self::new(self.tokens.clone(), self.root) }
+        Self { hashes, ..Self::new(self.tokens.clone(), self.root, self.groups) }
     }
 
     /// Appends up to `most` of the proposed drafts to the tokens.
@@ -226,16 +223,16 @@ impl Sequence {
 
     /// Records in the cache that the sequence waits for its full blocks.
     pub fn expect(&mut self, cache: &mut BlockCache) {
-        let blocks = self.full_blocks();
-        cache.expect(blocks);
-        self.expected = blocks.len();
+        let (blocks, groups) = (self.full_blocks().len(), self.groups);
+        cache.expect(&self.hashes[..blocks], groups);
+        self.expected = blocks;
     }
 
     /// Records in the cache that the sequence waits no more, if it did.
     pub fn unexpect(&mut self, cache: &mut BlockCache) {
         // It may have become longer since: a choice that starts while others wait.
         let blocks = std::mem::take(&mut self.expected);
-        cache.unexpect(&self.hashes[..blocks]);
+        cache.unexpect(&self.hashes[..blocks], self.groups);
     }
 
     /// Extends `hashes` to the first `count` blocks, all of which must be full.

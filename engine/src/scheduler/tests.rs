@@ -1,6 +1,7 @@
 //! Plans of the scheduler, without an engine or a backend.
 
 mod bounds;
+mod windows;
 
 use super::*;
 use crate::kv::BlockId;
@@ -8,6 +9,7 @@ use crate::kv::BlockId;
 fn limits() -> Limits {
     Limits {
         recurrent: false,
+        groups: LayerGroups::ONE,
         kept_states: 0,
         spare_states: 0,
         max_sequences: 4,

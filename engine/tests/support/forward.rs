@@ -11,7 +11,6 @@ use tritmill_engine::{
     files::Model,
     formats::Format,
     kernels::{Digits, Isa},
-    kv::BlockId,
     load::{self, EngineOptions},
 };
 
@@ -19,6 +18,8 @@ use super::{Prompt, all_logits, differences, golden, recorded_prompts};
 
 /// Blocks of the backends here.
 pub const BLOCKS: usize = 64;
+/// Most groups of layers of these models, each with blocks of its own.
+const GROUPS_MAX: usize = 4;
 
 /// How far results may be from those of a reference; golden/README.md explains it.
 #[derive(Clone, Copy)]
@@ -45,7 +46,7 @@ pub fn prompts_of(file: &str) -> Vec<Prompt> {
 
 pub fn options(activations: Digits) -> CpuOptions {
     let activations = Some(activations);
-    CpuOptions { threads: 2, kv: KvType::F32, activations, ..CpuOptions::new(BLOCKS) }
+    CpuOptions { threads: 2, kv: KvType::F32, activations, ..CpuOptions::new(GROUPS_MAX * BLOCKS) }
 }
 
 /// Compares the last logits of every prompt with those of the reference.
@@ -115,11 +116,11 @@ pub fn check_greedy(file: &str, tolerance: Tolerance) {
 /// Computes a prompt in pieces of these lengths in the places of a slot, and returns the logits of every position.
 pub fn in_pieces(
     backend: &mut dyn Backend,
-    (slot, first_block): (u32, u32),
+    (slot, first_block): (u32, usize),
     tokens: &[u32],
     lengths: impl Iterator<Item = usize>,
 ) -> Vec<f32> {
-    let blocks: Vec<BlockId> = (first_block..first_block + 16).map(BlockId).collect();
+    let (blocks, windows) = backend.layer_groups().tables(first_block, 16);
     let (mut position, mut all) = (0, Vec::new());
     for length in lengths {
         let end = (position + length).min(tokens.len());
@@ -128,8 +129,14 @@ pub fn in_pieces(
         }
         let mut logits = Logits::default();
         let tokens = &tokens[position..end];
-        let chunk =
-            Chunk { tokens, position, blocks: &blocks, logits: LogitsFor::All, state: slot.into() };
+        let chunk = Chunk {
+            tokens,
+            position,
+            blocks: &blocks,
+            windows: &windows,
+            logits: LogitsFor::All,
+            state: slot.into(),
+        };
         backend.step(&[chunk], &mut logits).unwrap();
         all.extend_from_slice(logits.all());
         position = end;
@@ -166,21 +173,23 @@ pub fn check_bits(model: &Arc<Model>, kv: KvType, tokens: &[u32], other: &[u32])
     }
     let expected = expected.unwrap();
     let mut backend = cpu::load(Arc::clone(model), options).unwrap();
-    let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
-    let of = |tokens, position, first: usize, slot: u32| Chunk {
+    let groups = backend.layer_groups();
+    let tables = [0, 1].map(|text| groups.tables(text * 16 * groups.count(), 16));
+    let of = |tokens, position, slot: u32| Chunk {
         tokens,
         position,
-        blocks: &blocks[first..first + 16],
+        blocks: &tables[slot as usize].0,
+        windows: &tables[slot as usize].1,
         logits: LogitsFor::All,
         state: slot.into(),
     };
     let mut logits = Logits::default();
     let (begin, rest) = tokens.split_at(40);
-    backend.step(&[of(other, 0, 16, 1), of(begin, 0, 0, 0)], &mut logits).unwrap();
+    backend.step(&[of(other, 0, 1), of(begin, 0, 0)], &mut logits).unwrap();
     let vocab = backend.vocab_size();
     let skip = other.len() * vocab;
     let mut together = logits.all()[skip..].to_vec();
-    backend.step(&[of(rest, 40, 0, 0), of(&other[..3], 0, 16, 1)], &mut logits).unwrap();
+    backend.step(&[of(rest, 40, 0), of(&other[..3], 0, 1)], &mut logits).unwrap();
     together.extend_from_slice(&logits.all()[..rest.len() * vocab]);
     assert!(expected == together, "beside another text");
 }

@@ -16,7 +16,6 @@ use tritmill_engine::{
     config::Linear,
     files::{Dense, Model, ModelError, hugging_face::config as hf_config},
     formats::TernaryMatrix,
-    kv::BlockId,
 };
 
 /// The golden folders.
@@ -42,13 +41,19 @@ pub fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
-/// Returns the logits of every position of a prompt, computed in one step with this many KV blocks.
+/// Returns the logits of every position of a prompt, computed in one step with this many KV blocks of each group of layers.
 /// // (position, vocab)
 pub fn all_logits(backend: &mut dyn Backend, blocks: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let blocks: Vec<BlockId> = (0..blocks as u32).map(BlockId).collect();
+    let (blocks, windows) = backend.layer_groups().tables(0, blocks);
     let mut logits = Logits::default();
-    let chunk =
-        Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All, state: 0.into() };
+    let chunk = Chunk {
+        tokens,
+        position: 0,
+        blocks: &blocks,
+        windows: &windows,
+        logits: LogitsFor::All,
+        state: 0.into(),
+    };
     backend.step(&[chunk], &mut logits).unwrap();
     logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
 }

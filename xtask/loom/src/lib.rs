@@ -31,6 +31,7 @@ mod pool;
 pub mod kv {
     mod block;
     mod cache;
+    mod groups;
     mod pool;
     mod prefix;
     mod shared;
@@ -39,8 +40,9 @@ pub mod kv {
         pub use loom::sync::{Arc, Mutex, MutexGuard};
     }
 
-    pub use block::{BLOCK_TOKENS, BlockId};
+    pub use block::{BLOCK_TOKENS, BlockId, blocks_for};
     pub use cache::{BlockCache, Writable};
+    pub use groups::LayerGroups;
     pub use pool::BlockPool;
     pub use prefix::{BlockHash, PrefixCache};
     pub use shared::SharedCache;

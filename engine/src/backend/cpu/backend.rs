@@ -6,6 +6,7 @@ use super::{
     CpuOptions,
     buffers::Buffers,
     delta::States,
+    kv_layers::KvLayers,
     kv_store::{KvShape, KvStore},
     pool::Pool,
     screen::ScreenState,
@@ -26,6 +27,7 @@ pub(super) struct CpuBackend<E> {
     pub isa: Isa,
     pub pool: Pool,
     pub kv: KvStore<E>,
+    pub kv_layers: KvLayers,
     /// States of recurrent layers, of each engine that shares this.
     pub states: SetsOf<States>,
     pub block_count: usize,
@@ -47,6 +49,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     ) -> Self {
         let config = weights.config();
         let kv = KvStore::new(KvShape::from_config(config), options.block_count);
+        let kv_layers = KvLayers::of(config);
         let states = SetsOf::new(States::new(config, options.slots));
         let rope = Rope::from_config(config);
         let digits = class::digits(config, options.activations);
@@ -56,6 +59,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             isa: options.isa,
             pool: Pool::new(options.node, options.threads),
             kv,
+            kv_layers,
             states,
             block_count: options.block_count,
             numerics_class,
@@ -74,6 +78,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             isa: self.isa,
             pool: Pool::new(self.pool.node(), self.pool.threads()),
             kv,
+            kv_layers: self.kv_layers.clone(),
             states,
             block_count: self.block_count,
             numerics_class: self.numerics_class.clone(),

@@ -2,9 +2,14 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use super::{experts::ExpertBuffers, tiles::TileTask};
+use super::{
+    experts::ExpertBuffers,
+    tiles::TileTask,
+    together::{SharedPrefixes, sequences_max},
+};
 use crate::{
     backend::{Chunk, Largest},
+    config::ModelConfig,
     kernels::{Activations, GroupActivations},
 };
 
@@ -74,6 +79,8 @@ pub(super) struct Buffers {
     /// First row of each chunk.
     pub starts: Vec<usize>,
     pub attention_tasks: Vec<AttentionTask>,
+    /// The attention of decodes that begin with the same blocks.
+    pub shared: SharedPrefixes,
     /// Rows of chunks with more than [`ROWS_PER_TASK`] rows: their keys and values are stored before any
     /// attention task runs.
     pub prestored_rows: Vec<usize>,
@@ -101,9 +108,11 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Lays out a step's rows and cuts its attention into tasks.
-    pub fn lay_out(&mut self, chunks: &[Chunk<'_>], kv_head_count: usize) {
-        let Self { rows, starts, attention_tasks, prestored_rows, .. } = self;
+    /// Lays out a step's rows and cuts its attention into tasks, for so many threads.
+    pub fn lay_out(&mut self, chunks: &[Chunk<'_>], config: &ModelConfig, threads: usize) {
+        let kv_head_count = config.kv_head_count;
+        let Self { rows, starts, attention_tasks, shared, prestored_rows, .. } = self;
+        shared.find(chunks, kv_head_count, threads, sequences_max(config));
         rows.clear();
         starts.clear();
         attention_tasks.clear();
@@ -116,6 +125,9 @@ impl Buffers {
             }
             if chunk.tokens.len() > ROWS_PER_TASK {
                 prestored_rows.extend(first..rows.len());
+            }
+            if shared.members.contains(&index) {
+                continue;
             }
             // Ordered by head, so that a head's keys and values stay in the cache from task to task.
             attention_tasks.extend((0..kv_head_count).flat_map(|kv_head| {

@@ -10,7 +10,7 @@ use crate::{
     },
     config::Linear,
     kernels::float::KvElement,
-    kv::BlockId,
+    kv::{BlockId, LayerGroups},
     sampling::{Remainder, Threshold, TokenLogit},
 };
 
@@ -81,6 +81,10 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
 
     fn block_count(&self) -> usize {
         self.block_count
+    }
+
+    fn layer_groups(&self) -> LayerGroups {
+        self.kv_layers.groups
     }
 
     fn weight_bytes(&self) -> Option<usize> {
@@ -162,11 +166,12 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Writes the residual stream behind the last layer.
     fn run_layers(&mut self, chunks: &[Chunk<'_>]) -> Result<(), StepError> {
         let config = self.weights.config();
-        positions::check(chunks, config, self.block_count, &mut self.buffers.written)?;
+        let blocks = (self.block_count, self.kv_layers.groups);
+        positions::check(chunks, config, blocks, &mut self.buffers.written)?;
         if config.delta_net.is_some() {
             positions::check_slots(chunks, self.states.slots(), &mut self.buffers.written)?;
         }
-        self.buffers.lay_out(chunks, config.kv_head_count);
+        self.buffers.lay_out(chunks, config, self.pool.threads());
         self.embed();
         for layer in 0..self.weights.layers.len() {
             match self.weights.config().delta_layer(layer).copied() {

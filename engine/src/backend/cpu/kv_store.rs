@@ -5,7 +5,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use super::{KvType, disjoint::Disjoint};
+use super::{KvType, disjoint::Disjoint, kv_layers::KvLayers};
 use crate::{
     config::ModelConfig,
     formats::memory::AlignedBytes,
@@ -27,7 +27,7 @@ const SPREAD_BYTES_MIN: usize = 64 * PAGE;
 /// Shape of one block in one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct KvShape {
-    /// Layers with attention.
+    /// Layers of a block.
     pub layer_count: usize,
     /// Key/value heads.
     pub kv_head_count: usize,
@@ -39,7 +39,7 @@ impl KvShape {
     /// Returns the KV shape of a model.
     pub fn from_config(config: &ModelConfig) -> Self {
         Self {
-            layer_count: config.attention_layers(),
+            layer_count: KvLayers::of(config).per_block,
             kv_head_count: config.kv_head_count,
             head_dim: config.head_dim,
         }
@@ -66,7 +66,7 @@ impl KvShape {
         self.kv_head_count * BLOCK_TOKENS
     }
 
-    /// Returns the number of bytes of one block over all layers.
+    /// Returns the number of bytes of one block over all its layers.
     pub fn block_bytes(&self, kv: KvType) -> usize {
         let elements = (self.key_stride() + self.value_stride()) * kv.size_bytes();
         self.layer_count * (elements + 2 * self.scale_stride() * kv.scale_bytes())
@@ -169,7 +169,7 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         self.bytes.len()
     }
 
-    /// Returns the number of bytes of one block over all layers.
+    /// Returns the number of bytes of one block over all its layers.
     pub fn block_bytes(&self) -> usize {
         let Parts { keys, values, scales, .. } = self.parts;
         self.shape.layer_count * (keys + values + 2 * scales)
@@ -189,7 +189,7 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         self.bytes[range].copy_from_slice(content);
     }
 
-    /// Borrows one layer for the reads and writes of a step.
+    /// Borrows one layer of each block for the reads and writes of a step.
     pub fn layer(&mut self, layer: usize) -> KvLayer<'_, E> {
         let Parts { keys, values, scales, block_stride } = self.parts;
         let layers = self.shape.layer_count;

@@ -7,6 +7,7 @@ use half::f16;
 use super::{
     CpuOptions, KvType, PackedCache, SelfTestError,
     backend::CpuBackend,
+    kv_layers::KvLayers,
     kv_store::KvShape,
     packed_file::{self, Packing},
     self_test, topology,
@@ -19,6 +20,7 @@ use crate::{
     },
     files::{Model, ModelError},
     kernels::{Digits, Isa, float::FloatKernels},
+    kv::LayerGroups,
 };
 
 /// An error that keeps the backend from starting.
@@ -113,6 +115,11 @@ fn load_weights(model: Arc<Model>, options: CpuOptions) -> Result<Weights, LoadE
         .start_handler(move |_| topology::stay_on(options.node))
         .build()?;
     Ok(threads.install(load)?)
+}
+
+/// Returns the groups of a model's layers that have KV blocks.
+pub fn layer_groups(model: &Model) -> LayerGroups {
+    KvLayers::of(model.config()).groups
 }
 
 /// Returns the number of bytes that one more KV block of a model takes.

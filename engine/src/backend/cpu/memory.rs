@@ -4,8 +4,8 @@
 //! only when such a step comes.
 
 use super::{
-    HeadMode, KvType, buffers::ROWS_PER_TASK, buffers::Row, experts::Choice, head, head::Head,
-    kv_store::KvShape,
+    HeadMode, KvType, buffers::Row, experts::Choice, head, head::Head, kv_store::KvShape,
+    together::sequences_max,
 };
 use crate::{
     config::{Experts, ModelConfig},
@@ -100,7 +100,7 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
     let scratch = 4
         * (products * rows * TASK_COLUMNS // sums, and values with a bias
         + (widest + head::HEAD_ROWS * hidden) * 2 // floats
-        + ROWS_PER_TASK * group * (2 * config.context_length + 3 * config.head_dim)); // attention
+        + sequences_max(config) * group * (2 * config.context_length + 3 * config.head_dim)); // attention
     rows * row + logits + threads * scratch
 }
 
@@ -129,7 +129,7 @@ mod tests {
             cpu::{CpuOptions, backend::CpuBackend, weights::Weights},
         },
         kernels::float::{FloatKernels, KvElement},
-        kv::{BLOCK_TOKENS, BlockId},
+        kv::blocks_for,
     };
 
     const MODELS: [&str; 9] = [
@@ -144,7 +144,7 @@ mod tests {
         "maple-tiny/maple-tiny-tq2_0.gguf",
     ];
     const FORMATS: [Format; 3] = [Format::I2S, Format::Tl1, Format::Tl2];
-    const BLOCKS: usize = 7;
+    const BLOCKS: usize = 12;
     /// Tokens of the test step.
     const ROWS: usize = 48;
 
@@ -196,11 +196,12 @@ mod tests {
         assert_eq!(kv_bytes(&model, kv, BLOCKS), backend.kv.size_bytes(), "{name} {kv:?}");
 
         let tokens: Vec<u32> = (0..ROWS as u32).collect();
-        let blocks: Vec<BlockId> = (0..ROWS.div_ceil(BLOCK_TOKENS) as u32).map(BlockId).collect();
+        let (blocks, windows) = backend.layer_groups().tables(0, blocks_for(ROWS));
         let chunk = Chunk {
             tokens: &tokens,
             position: 0,
             blocks: &blocks,
+            windows: &windows,
             logits: LogitsFor::Last,
             state: 0.into(),
         };

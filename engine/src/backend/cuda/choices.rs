@@ -142,7 +142,7 @@ fn logits_of(
 ) -> Result<Vec<u32>, DeviceError> {
     let blocks: Vec<BlockId> =
         (0..blocks_for(position + tokens.len()) as u32).map(BlockId).collect();
-    let chunk = Chunk { tokens, position, blocks: &blocks, logits, state: 0.into() };
+    let chunk = Chunk { tokens, position, blocks: &blocks, logits, state: 0.into(), windows: &[] };
     let mut logits = Logits::default();
     backend.run_step(&[chunk], &mut logits)?;
     Ok(logits.all().iter().map(|logit| logit.to_bits()).collect())

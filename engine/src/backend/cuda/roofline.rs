@@ -17,6 +17,7 @@ use super::{
 use crate::{
     backend::{Backend as _, Chunk, Logits, PositionLogits, StepError},
     files::Model,
+    kv::LayerGroups,
     measure::{Phase, Sequences, Workload},
 };
 
@@ -112,7 +113,7 @@ pub(super) fn of_backend(
     backend.state.alone = true;
     let device = backend.device.properties().clone();
     let peaks = Peaks::measure(backend.device.as_mut(), timing)?;
-    let sequences = Sequences::new(workload, backend.vocab_size());
+    let sequences = Sequences::new(workload, backend.vocab_size(), LayerGroups::ONE);
     let total = workload.batch_max() * workload.prompt_tokens;
     sequences.run_prompts(backend, workload.batch_max(), &mut Logits::default())?;
     let mut steps = Vec::new();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     backend::{self, Asynchronous, Backend, Logits, StepError, positions},
-    kv::{BLOCK_TOKENS, BlockId, blocks_for},
+    kv::{BLOCK_TOKENS, BlockId, LayerGroups, blocks_for},
 };
 
 impl Backend for CudaBackend {
@@ -40,7 +40,8 @@ impl Backend for CudaBackend {
         chunks: &[backend::Chunk<'_>],
         logits: &mut Logits,
     ) -> Result<(), StepError> {
-        positions::check(chunks, &self.config, self.block_count, &mut self.state.written)?;
+        let blocks = (self.block_count, LayerGroups::ONE);
+        positions::check(chunks, &self.config, blocks, &mut self.state.written)?;
         self.run_step(chunks, logits).map_err(failure)
     }
 

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     backend::{Backend as _, Chunk, Logits, cpu::KvType},
     files::Model,
+    kv::LayerGroups,
     measure::{Phase, Sequences, Workload},
 };
 
@@ -209,7 +210,7 @@ pub(super) fn of_backend(
     seconds: f64,
 ) -> Result<Measured, RooflineError> {
     backend.state.alone = true;
-    let sequences = Sequences::new(workload, backend.vocab_size());
+    let sequences = Sequences::new(workload, backend.vocab_size(), LayerGroups::ONE);
     let total = workload.batch_max() * workload.prompt_tokens;
     sequences.run_prompts(backend, workload.batch_max(), &mut Logits::default())?;
     let mut trials = Vec::new();

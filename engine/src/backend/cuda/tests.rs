@@ -157,7 +157,14 @@ struct Part {
 impl Part {
     fn chunk(&self) -> Chunk<'_> {
         let Self { tokens, position, blocks, logits } = self;
-        Chunk { tokens, position: *position, blocks, logits: *logits, state: 0.into() }
+        Chunk {
+            tokens,
+            position: *position,
+            blocks,
+            logits: *logits,
+            state: 0.into(),
+            windows: &[],
+        }
     }
 }
 
@@ -201,8 +208,14 @@ fn invalid_steps_are_refused_and_the_backend_keeps_working() {
         return;
     };
     let mut step = |tokens: &[u32], position, blocks: &[BlockId]| {
-        let chunk =
-            Chunk { tokens, position, blocks, logits: LogitsFor::largest(1), state: 0.into() };
+        let chunk = Chunk {
+            tokens,
+            position,
+            blocks,
+            logits: LogitsFor::largest(1),
+            state: 0.into(),
+            windows: &[],
+        };
         cuda.step(&[chunk], &mut Logits::default())
     };
     let block = [BlockId(0)];

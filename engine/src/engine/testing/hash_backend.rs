@@ -6,7 +6,7 @@ use crate::{
         Asynchronous, Chunk, CopyError, Logits, LogitsFor, Recurrent, ScreenedRow, Screening,
         SlotSets, StateSlots, StepError, slot_sets::SetsOf,
     },
-    kv::BlockId,
+    kv::{BLOCK_TOKENS, BlockId, LayerGroups},
     sampling::{
         FirstQuestion, Largest, LogitsRow as _, Remainder, RowMetadata, Threshold, TokenLogit,
     },
@@ -27,6 +27,8 @@ type Slot = Option<(u32, usize)>; // token, position
 
 pub struct HashBackend {
     blocks: Vec<[Slot; BLOCK_TOKENS]>,
+    /// Groups of layers with a window have blocks with the same contents.
+    groups: LayerGroups,
     control: Arc<Mutex<Control>>,
     /// Whether it is like a GPU: each step begins the decodes of the next one, which write a slot behind the sequence, and
     /// tokens are drawn here.
@@ -37,7 +39,23 @@ pub struct HashBackend {
 
 impl HashBackend {
     pub fn new(block_count: usize, control: Arc<Mutex<Control>>, ahead: bool) -> Self {
-        Self { blocks: vec![[None; BLOCK_TOKENS]; block_count], control, ahead, states: None }
+        let (blocks, groups) = (vec![[None; BLOCK_TOKENS]; block_count], LayerGroups::ONE);
+        Self { blocks, groups, control, ahead, states: None }
+    }
+
+    /// Gives the backend groups of layers.
+    pub fn with_groups(self, groups: LayerGroups) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// Returns the block tables of a chunk, each with the first position that is read.
+    fn tables<'a>(
+        &self,
+        chunk: &Chunk<'a>,
+    ) -> impl Iterator<Item = (&'a [BlockId], usize)> + use<'a> {
+        let first = self.groups.first_read(chunk.position);
+        let windows = chunk.windows.iter().map(move |blocks| (&blocks[..], first));
+        std::iter::once((chunk.blocks, 0)).chain(windows)
     }
 
     /// Gives the backend recurrent layers, with so many slots for states.
@@ -83,14 +101,28 @@ impl HashBackend {
 
     /// Reads the tokens at `0..=last` from the blocks of `chunk`.
     fn read(&self, chunk: &Chunk<'_>, last: usize) -> Vec<u32> {
-        let token = |position: usize| {
-            let block = chunk.blocks[position / BLOCK_TOKENS];
+        let token = |blocks: &[BlockId], position: usize| {
+            let block = blocks[position / BLOCK_TOKENS];
             let slot = self.blocks[block.index()][position % BLOCK_TOKENS];
             let (token, stored) = slot.expect("every earlier position was computed");
             assert_eq!(stored, position, "block {block:?} holds other positions");
             token
         };
-        (0..=last).map(token).collect()
+        let tokens: Vec<u32> = (0..=last).map(|position| token(chunk.blocks, position)).collect();
+        for (blocks, first) in self.tables(chunk) {
+            for position in first..=last {
+                assert_eq!(token(blocks, position), tokens[position], "position {position}");
+            }
+        }
+        tokens
+    }
+
+    /// Writes a slot of a chunk's sequence in every table.
+    fn write(&mut self, chunk: &Chunk<'_>, position: usize, slot: (u32, usize)) {
+        for (blocks, _) in self.tables(chunk) {
+            let block = blocks[position / BLOCK_TOKENS].index();
+            self.blocks[block][position % BLOCK_TOKENS] = Some(slot);
+        }
     }
 
     /// Returns the position after a chunk if its next decode may be begun.
@@ -128,8 +160,10 @@ impl HashBackend {
         for chunk in chunks {
             let last = chunk.position + chunk.tokens.len() - 1;
             let last = Self::ahead_of(chunk).filter(|_| self.ahead).unwrap_or(last) / BLOCK_TOKENS;
-            for written in &chunk.blocks[chunk.position / BLOCK_TOKENS..=last] {
-                let readers = chunks.iter().filter(|other| other.blocks.contains(written));
+            let of_chunk = chunk.position / BLOCK_TOKENS..=last;
+            for written in self.tables(chunk).flat_map(|(blocks, _)| &blocks[of_chunk.clone()]) {
+                let tables = chunks.iter().flat_map(|other| self.tables(other));
+                let readers = tables.filter(|(blocks, _)| blocks.contains(written));
                 assert_eq!(readers.count(), 1, "{written:?} is written while others read it");
             }
         }
@@ -143,6 +177,10 @@ impl Backend for HashBackend {
 
     fn block_count(&self) -> usize {
         self.blocks.len()
+    }
+
+    fn layer_groups(&self) -> LayerGroups {
+        self.groups
     }
 
     fn numerics_class(&self) -> &str {
@@ -173,15 +211,13 @@ impl Backend for HashBackend {
         for chunk in chunks {
             for (offset, token) in chunk.tokens.iter().enumerate() {
                 let position = chunk.position + offset;
-                let block = chunk.blocks[position / BLOCK_TOKENS].index();
                 let slot = (*token, if fails { usize::MAX } else { position });
-                self.blocks[block][position % BLOCK_TOKENS] = Some(slot);
+                self.write(chunk, position, slot);
             }
         }
         for (chunk, next) in chunks.iter().filter_map(|c| Some((c, Self::ahead_of(c)?))) {
             if self.ahead {
-                let block = chunk.blocks[next / BLOCK_TOKENS].index();
-                self.blocks[block][next % BLOCK_TOKENS] = Some((0, usize::MAX));
+                self.write(chunk, next, (0, usize::MAX));
             }
         }
         if fails {

@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use super::*;
 use crate::{
-    kv::disk::{BlockFolder, FolderLimits, TierOptions},
+    kv::{
+        BLOCK_TOKENS, LayerGroups,
+        disk::{BlockFolder, FolderLimits, TierOptions},
+    },
     scheduler::Fork,
 };
 
@@ -61,6 +64,37 @@ fn shared_prompt_is_not_computed_after_a_restart() {
     assert_eq!(second.engine.stats().tiers, Some(stats));
     assert_eq!(second.engine.stats().prefix_hit_tokens, 96);
     assert_eq!(answer(&mut second, &request(2, 50, 3)), 50, "another prompt");
+}
+
+#[test]
+fn last_blocks_of_windows_are_read_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let groups = LayerGroups { windows: 2, window: 40, part: BLOCK_TOKENS };
+    let start = || {
+        let config = EngineConfig { token_budget: 512, ..config() };
+        let mut harness = Harness::of(config, 60, groups, false);
+        let tiers = BlockTiers::open(TierOptions::folder(folder.path(), LIMITS));
+        harness.engine.use_disk(tiers.expect("the folder can be used"));
+        harness
+    };
+    let mut first = start();
+    assert_eq!(answer(&mut first, &request(1, 100, 5)), 100);
+    assert_eq!(answer(&mut first, &request(1, 100, 7)), 4, "from the blocks in memory");
+    // Six blocks, and the last three of each window.
+    settle(&first, 12);
+    drop(first);
+    let mut second = start();
+    assert_eq!(answer(&mut second, &request(1, 100, 9)), 4);
+    let stats = second.engine.disk_stats().expect("a disk");
+    assert_eq!((stats.hits, stats.misses, stats.written), (12, 0, 0));
+    assert_eq!(answer(&mut second, &request(2, 50, 3)), 50, "another prompt");
+    drop(second);
+    // Without a block of a window the others are of no use.
+    let chain = BlockHash::chain(BlockHash::root("hash", &[]), &request(1, 96, 1).prompt);
+    fs::remove_file(file_of(folder.path(), &chain[4].of_group(2))).expect("it is there");
+    let mut third = start();
+    assert_eq!(answer(&mut third, &request(1, 100, 9)), 100);
+    assert_eq!(answer(&mut third, &request(1, 100, 2)), 4, "computed again");
 }
 
 #[test]

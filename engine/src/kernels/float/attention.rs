@@ -13,7 +13,8 @@
 //! out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  p ascending; the divisor in lane order
 //! ```
 //!
-//! Int8 keys and values are multiplied as integers: [`super::attention_q8`].
+//! Sequences that begin with the same blocks attend together: [`super::together`]. Int8 keys and values are multiplied as integers:
+//! [`super::attention_q8`].
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -172,33 +173,40 @@ pub unsafe fn attention<L: Lanes, E: KvElement, const Q: usize>(
     // SAFETY: `check` proved that every block's keys and values are inside the slices, `scratch` was
     // just resized and the length of `out` asserted; the caller has the ISA.
     unsafe {
-        scores::<L, E, Q>(tile, queries, width, scratch);
+        let blocks = 0..width / LANES;
+        scores::<L, E, Q>(tile, queries, width, blocks.clone(), scratch);
         let visible = positions.map(|position| tile.visible(position));
         let sums = softmax::<L, Q>(&visible, width, scratch);
-        weigh_values::<L, E, Q>(tile, last, width, scratch, out);
-        for (q, sum) in sums.into_iter().enumerate() {
-            for v in &mut out[q * tile.padded_head_dim..][..tile.padded_head_dim] {
-                *v /= sum;
-            }
-        }
+        out.fill(0.0);
+        weigh_values::<L, E, Q>(tile, last, width, blocks, scratch, out);
+        divide(out, tile.padded_head_dim, &sums);
     }
 }
 
+/// Divides the output of each query by the sum of its weights.
+pub(super) fn divide(out: &mut [f32], padded_head_dim: usize, sums: &[f32]) {
+    for (out, sum) in out.chunks_exact_mut(padded_head_dim).zip(sums) {
+        out.iter_mut().for_each(|v| *v /= sum);
+    }
+}
+
+/// Computes the scores of some blocks.
+///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn scores<L: Lanes, E: KvElement, const Q: usize>(
+pub(super) unsafe fn scores<L: Lanes, E: KvElement, const Q: usize>(
     tile: &AttentionTile<'_, E>,
     queries: &[f32],
     width: usize,
+    blocks: Range<usize>,
     scores: &mut [f32],
 ) {
-    let count = width / LANES;
-    let mut index = 0;
-    while index < count {
+    let mut index = blocks.start;
+    while index < blocks.end {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if 2 * Q <= L::SUMS && index + 2 <= count {
+            if 2 * Q <= L::SUMS && index + 2 <= blocks.end {
                 scores_of::<L, E, Q, 2>(tile, queries, width, index, scores);
                 index += 2;
             } else {
@@ -258,7 +266,7 @@ unsafe fn scores_of<L: Lanes, E: KvElement, const Q: usize, const B: usize>(
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn softmax<L: Lanes, const Q: usize>(
+pub(super) unsafe fn softmax<L: Lanes, const Q: usize>(
     visible: &[Range<usize>; Q],
     width: usize,
     scores: &mut [f32],
@@ -299,21 +307,23 @@ unsafe fn softmax<L: Lanes, const Q: usize>(
     totals
 }
 
+/// Adds the weighted values of some blocks.
+///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn weigh_values<L: Lanes, E: KvElement, const Q: usize>(
+pub(super) unsafe fn weigh_values<L: Lanes, E: KvElement, const Q: usize>(
     tile: &AttentionTile<'_, E>,
     last: usize,
     width: usize,
+    blocks: Range<usize>,
     weights: &[f32],
     out: &mut [f32],
 ) {
-    out.fill(0.0);
     let padded = tile.padded_head_dim;
     // SAFETY: guaranteed by the caller.
     unsafe {
-        for index in 0..width / LANES {
+        for index in blocks {
             let values = tile.values_at(index);
             let ahead = tile.values_at((index + 1).min(width / LANES - 1));
             let count = (last + 1 - index * LANES).min(LANES);

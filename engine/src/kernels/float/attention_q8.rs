@@ -20,11 +20,13 @@
 mod isas;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::ops::Range;
 
 use super::{
     AttentionTile,
+    attention::divide,
     byte_dots::{ByteDots, DEPTH, WEIGHT_MAX, WEIGHTS_BYTES},
     lanes::{LANES, Lanes as _},
     ops,
@@ -49,16 +51,22 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Cuts the parts of `queries` queries over `blocks` blocks from `scratch`.
-    fn cut_from(scratch: &'a mut Vec<f32>, queries: usize, blocks: usize, groups: usize) -> Self {
-        let scores = queries * blocks * LANES;
-        let units = queries * blocks.div_ceil(SEGMENT_BLOCKS);
-        let (packed, weights) = (queries * groups, queries * blocks * WEIGHTS_BYTES / 8);
+    /// Returns the floats that hold the parts.
+    fn len(queries: usize, blocks: usize, groups: usize) -> usize {
+        let (scores, units, packed, weights) = Self::lens(queries, blocks, groups);
         // An odd float at the start may put the integers off their alignment.
-        let len = scores + units + 2 * (packed + weights) + 1;
-        if scratch.len() < len {
-            scratch.resize(len, 0.0);
-        }
+        scores + units + 2 * (packed + weights) + 1
+    }
+
+    /// Returns the elements of the scores, units, packed queries and weights.
+    fn lens(queries: usize, blocks: usize, groups: usize) -> (usize, usize, usize, usize) {
+        let (scores, units) = (queries * blocks * LANES, queries * blocks.div_ceil(SEGMENT_BLOCKS));
+        (scores, units, queries * groups, queries * blocks * WEIGHTS_BYTES / 8)
+    }
+
+    /// Cuts the parts of `queries` queries over `blocks` blocks from `scratch`.
+    fn cut_from(scratch: &'a mut [f32], queries: usize, blocks: usize, groups: usize) -> Self {
+        let (scores, units, packed, weights) = Self::lens(queries, blocks, groups);
         let (scores, rest) = scratch.split_at_mut(scores);
         let (units, rest) = rest.split_at_mut(units);
         let (_, integers, _) = bytemuck::pod_align_to_mut::<f32, u64>(rest);
@@ -84,19 +92,20 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
     tile.check(last);
     assert!(queries.len() == Q * tile.head_dim && out.len() == Q * tile.padded_head_dim);
     let (blocks, groups) = (last / LANES + 1, tile.head_dim.div_ceil(DEPTH));
+    let len = Parts::len(Q, blocks, groups);
+    if scratch.len() < len {
+        scratch.resize(len, 0.0);
+    }
     let mut parts = Parts::cut_from(scratch, Q, blocks, groups);
     // SAFETY: `check` proved that every block's keys, values and scales are inside the slices, `parts` has room for
     // all blocks, and the length of `out` is asserted; the caller has the ISA.
     unsafe {
         let factors = pack_queries::<D, Q>(tile, queries, parts.packed);
-        score::<D, Q>(tile, &factors, blocks, &mut parts);
+        score::<D, Q>(tile, &factors, blocks, 0..blocks, &mut parts);
         let sums = weights::<D, Q>(tile, positions, blocks, &mut parts);
-        weigh_values::<D, Q>(tile, blocks, &parts, out);
-        for (q, sum) in sums.into_iter().enumerate() {
-            for v in &mut out[q * tile.padded_head_dim..][..tile.padded_head_dim] {
-                *v /= sum;
-            }
-        }
+        out.fill(0.0);
+        weigh_values::<D, Q>(tile, blocks, 0..blocks.div_ceil(SEGMENT_BLOCKS), &parts, out);
+        divide(out, tile.padded_head_dim, &sums);
     }
 }
 
@@ -131,6 +140,8 @@ unsafe fn pack_queries<D: ByteDots, const Q: usize>(
     factors
 }
 
+/// Computes the scores of some of a tile's blocks.
+///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
@@ -138,25 +149,26 @@ unsafe fn score<D: ByteDots, const Q: usize>(
     tile: &AttentionTile<'_, i8>,
     factors: &[f32; Q],
     blocks: usize,
+    range: Range<usize>,
     parts: &mut Parts<'_>,
 ) {
-    let mut q = 0;
+    let (of, mut q) = ((blocks, &range), 0);
     while q < Q {
         // SAFETY: guaranteed by the caller.
         q += unsafe {
             match Q - q {
-                8.. if D::SUMS >= 16 => score_of::<D, Q, 8, 2>(tile, factors, q, blocks, parts),
-                8.. if D::SUMS >= 8 => score_of::<D, Q, 8, 1>(tile, factors, q, blocks, parts),
-                4.. if D::SUMS >= 8 => score_of::<D, Q, 4, 2>(tile, factors, q, blocks, parts),
-                4.. if D::SUMS >= 4 => score_of::<D, Q, 4, 1>(tile, factors, q, blocks, parts),
-                2.. => score_of::<D, Q, 2, 1>(tile, factors, q, blocks, parts),
-                _ => score_of::<D, Q, 1, 2>(tile, factors, q, blocks, parts),
+                8.. if D::SUMS >= 16 => score_of::<D, Q, 8, 2>(tile, factors, q, of, parts),
+                8.. if D::SUMS >= 8 => score_of::<D, Q, 8, 1>(tile, factors, q, of, parts),
+                4.. if D::SUMS >= 8 => score_of::<D, Q, 4, 2>(tile, factors, q, of, parts),
+                4.. if D::SUMS >= 4 => score_of::<D, Q, 4, 1>(tile, factors, q, of, parts),
+                2.. => score_of::<D, Q, 2, 1>(tile, factors, q, of, parts),
+                _ => score_of::<D, Q, 1, 2>(tile, factors, q, of, parts),
             }
         };
     }
 }
 
-/// Computes the scores of `P` queries from query `q` on, `B` blocks at a time; returns `P`.
+/// Computes the scores of `P` queries from query `q` on, `B` blocks at a time, in some of a tile's blocks; returns `P`.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
@@ -165,14 +177,14 @@ unsafe fn score_of<D: ByteDots, const Q: usize, const P: usize, const B: usize>(
     tile: &AttentionTile<'_, i8>,
     factors: &[f32; Q],
     q: usize,
-    blocks: usize,
+    (blocks, range): (usize, &Range<usize>),
     parts: &mut Parts<'_>,
 ) -> usize {
-    let mut index = 0;
-    while index < blocks {
+    let mut index = range.start;
+    while index < range.end {
         // SAFETY: guaranteed by the caller.
         index += unsafe {
-            if index + B <= blocks {
+            if index + B <= range.end {
                 score_blocks::<D, Q, P, B>(tile, factors, q, index, blocks, parts)
             } else {
                 score_blocks::<D, Q, P, 1>(tile, factors, q, index, blocks, parts)
@@ -298,18 +310,20 @@ unsafe fn weights<D: ByteDots, const Q: usize>(
     totals
 }
 
+/// Adds the weighted values of some segments.
+///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
 unsafe fn weigh_values<D: ByteDots, const Q: usize>(
     tile: &AttentionTile<'_, i8>,
     blocks: usize,
+    segments: Range<usize>,
     parts: &Parts<'_>,
     out: &mut [f32],
 ) {
-    out.fill(0.0);
     let padded = tile.padded_head_dim;
-    for segment in 0..blocks.div_ceil(SEGMENT_BLOCKS) {
+    for segment in segments {
         let mut d = 0;
         while d < padded {
             let wide = D::WEIGHTED >= 8 && d + 2 * LANES <= padded;

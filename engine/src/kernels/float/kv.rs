@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{AttentionFn, FloatKernels, byte_dots, lanes, lanes::LANES};
+use super::{AttentionFn, FloatKernels, TogetherFn, byte_dots, lanes, lanes::LANES};
 
 /// Element types of stored keys and values.
 pub trait KvElement: lanes::Element + Default {
@@ -25,6 +25,8 @@ pub trait KvElement: lanes::Element + Default {
 
     #[doc(hidden)]
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self>;
+    #[doc(hidden)]
+    fn together(kernels: &FloatKernels) -> TogetherFn<Self>;
     /// Returns the scale of the keys or values of one position and head; 1 for unscaled types.
     fn scale(_: &FloatKernels, _: &[f32]) -> f32 {
         1.0
@@ -37,6 +39,9 @@ impl KvElement for f16 {
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self> {
         kernels.attention_f16
     }
+    fn together(kernels: &FloatKernels) -> TogetherFn<Self> {
+        kernels.together_f16
+    }
     fn narrow(kernels: &FloatKernels, x: &[f32], _: f32, out: &mut [Self]) {
         // SAFETY: `FloatKernels::for_isa` checked the ISA.
         unsafe { (kernels.narrow)(x, out) }
@@ -46,6 +51,9 @@ impl KvElement for f16 {
 impl KvElement for f32 {
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self> {
         kernels.attention_f32
+    }
+    fn together(kernels: &FloatKernels) -> TogetherFn<Self> {
+        kernels.together_f32
     }
     fn narrow(_: &FloatKernels, x: &[f32], _: f32, out: &mut [Self]) {
         out.copy_from_slice(x);
@@ -58,6 +66,9 @@ impl KvElement for i8 {
 
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self> {
         kernels.attention_i8
+    }
+    fn together(kernels: &FloatKernels) -> TogetherFn<Self> {
+        kernels.together_i8
     }
     fn scale(kernels: &FloatKernels, x: &[f32]) -> f32 {
         // SAFETY: `FloatKernels::for_isa` checked the ISA.

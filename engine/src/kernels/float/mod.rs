@@ -20,6 +20,7 @@ mod scalar;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use half::{bf16, f16};
 
@@ -27,6 +28,7 @@ pub use attention::{AttentionTile, Stored};
 pub use delta::DeltaToken;
 pub use kv::KvElement;
 pub use lanes::LANES;
+pub use together::Together;
 
 /// Positions that attention of any type adds up as one part: a block table may begin at any multiple.
 pub const POSITIONS_PART: usize = attention_q8::SEGMENT;
@@ -41,6 +43,8 @@ use crate::config::{Activation, DeltaNet, Rotation};
 const TAPS: usize = DeltaNet::TAPS;
 
 type AttentionFn<E> = unsafe fn(&AttentionTile<'_, E>, &[f32], &[usize], &mut Vec<f32>, &mut [f32]);
+type TogetherFn<E> =
+    unsafe fn(&AttentionTile<'_, E>, &Together<'_>, &[f32], &[usize], &mut Vec<f32>, &mut [f32]);
 type SelectFn = unsafe fn(&Bounds<'_>, Option<&RangeNoise>, f32, &[f32], &mut Vec<usize>);
 type ConvolveFn = unsafe fn([&[f32]; TAPS], [&[f32]; TAPS], &mut [f32]);
 type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
@@ -66,6 +70,9 @@ pub struct FloatKernels {
     attention_f16: AttentionFn<f16>,
     attention_f32: AttentionFn<f32>,
     attention_i8: AttentionFn<i8>,
+    together_f16: TogetherFn<f16>,
+    together_f32: TogetherFn<f32>,
+    together_i8: TogetherFn<i8>,
     head_f32: HeadFn<f32>,
     head_f16: HeadFn<f16>,
     head_bf16: HeadFn<bf16>,
@@ -255,6 +262,23 @@ impl FloatKernels {
     ) {
         // SAFETY: see `rms_norm`.
         unsafe { E::attention(self)(tile, queries, positions, scratch, out) }
+    }
+
+    /// Computes the attention of as many queries of each of several sequences, `(n, head_dim)`, into `(n, padded_head_dim)`.
+    ///
+    /// # Panics
+    /// If a query has a position within the shared segments.
+    pub fn attention_together<E: KvElement>(
+        &self,
+        tile: &AttentionTile<'_, E>,
+        together: &Together<'_>,
+        queries: &[f32],
+        positions: &[usize],
+        scratch: &mut Vec<f32>,
+        out: &mut [f32],
+    ) {
+        // SAFETY: see `rms_norm`.
+        unsafe { E::together(self)(tile, together, queries, positions, scratch, out) }
     }
 
     /// Changes the state of a value head by a token, and reads it: `state = decay state + key eᵀ` with

@@ -8,6 +8,7 @@ use super::{
     attention_q8, delta, hadamard,
     lanes::Element,
     ops, outputs,
+    together::{self, Together},
 };
 use crate::{config::Activation, kernels::Digits};
 
@@ -36,7 +37,10 @@ macro_rules! instantiate {
                 weigh_below,
                 attention_f16,
                 attention_f32,
-                attention_i8: attention_q8::$module,
+                attention_i8: attention_q8::$module::of_one,
+                together_f16,
+                together_f32,
+                together_i8: attention_q8::$module::together,
                 head_f32,
                 head_f16,
                 head_bf16,
@@ -120,6 +124,8 @@ macro_rules! instantiate {
             });
             instantiate!(@attention $features attention_f16, f16);
             instantiate!(@attention $features attention_f32, f32);
+            instantiate!(@together $features together_f16, f16);
+            instantiate!(@together $features together_f32, f32);
             instantiate!(@head $features head_f32, f32);
             instantiate!(@head $features head_f16, f16);
             instantiate!(@head $features head_bf16, bf16);
@@ -186,6 +192,35 @@ macro_rules! instantiate {
                             run_tile::<E, 1>(tile, queries, positions, at, dim, padded, scratch, out)
                         }
                     };
+                }
+            }
+
+            /// Runs queries of several sequences, in whole tiles if each has whole ones.
+            #[inline(always)]
+            unsafe fn attend_together<E: KvElement>(
+                tile: &AttentionTile<'_, E>,
+                of: &Together<'_>,
+                queries: &[f32],
+                positions: &[usize],
+                scratch: &mut Vec<f32>,
+                out: &mut [f32],
+            ) {
+                let each = positions.len() / of.tables.len();
+                // SAFETY: this function is inlined where the lanes' features are enabled.
+                unsafe {
+                    if each.is_multiple_of($queries) {
+                        together::attention::<$lanes, E, $queries>(
+                            tile, of, queries, positions, scratch, out,
+                        );
+                    } else if each.is_multiple_of(4) {
+                        together::attention::<$lanes, E, 4>(
+                            tile, of, queries, positions, scratch, out,
+                        );
+                    } else {
+                        together::attention::<$lanes, E, 1>(
+                            tile, of, queries, positions, scratch, out,
+                        );
+                    }
                 }
             }
 
@@ -286,6 +321,20 @@ macro_rules! instantiate {
         ) {
             // SAFETY: this function's features are the lanes'.
             unsafe { attend(tile, queries, positions, scratch, out) }
+        }
+    };
+    (@together $features:literal $name:ident, $element:ty) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name(
+            tile: &AttentionTile<'_, $element>,
+            of: &Together<'_>,
+            queries: &[f32],
+            positions: &[usize],
+            scratch: &mut Vec<f32>,
+            out: &mut [f32],
+        ) {
+            // SAFETY: this function's features are the lanes'.
+            unsafe { attend_together(tile, of, queries, positions, scratch, out) }
         }
     };
     (@head $features:literal $name:ident, $element:ty) => {

@@ -327,6 +327,81 @@ fn check_attention<E: KvElement>((head_dim, heads): (usize, usize), window: usiz
 }
 
 #[test]
+fn sequences_together_have_the_bits_of_each_alone() {
+    for (head_dim, heads, each) in [(128, 2, 4), (64, 1, 1), (40, 3, 3), (24, 1, 8)] {
+        check_together::<f16>(head_dim, heads, each);
+        check_together::<f32>(head_dim, heads, each);
+        check_together::<i8>(head_dim, heads, each);
+    }
+}
+
+/// Compares sequences of which all begin with two segments of the same blocks, with each alone.
+fn check_together<E: KvElement>(head_dim: usize, heads: usize, each: usize) {
+    let padded = usize::next_multiple_of(head_dim, LANES);
+    let pool = 40;
+    let narrowed = |count: usize, seed: u32| {
+        let mut out = vec![E::default(); count];
+        E::narrow(scalar(), &values(count, seed), 0.25, &mut out);
+        out
+    };
+    let scales = |seed: u32| -> Vec<f32> {
+        values(pool * heads * 16, seed).iter().map(|v| 0.1 + v.abs() / 200.0).collect()
+    };
+    let (keys, stored) =
+        (narrowed(pool * heads * padded * 16, 5), narrowed(pool * heads * padded * 16, 6));
+    let (key_scales, value_scales) = (scales(8), scales(9));
+    let shared: Vec<BlockId> = (0..16).map(|block| BlockId(block * 7 % 40)).collect();
+    let own: [&[u32]; 3] = [&[2], &[4, 11, 25], &[32, 39, 6, 13, 20, 27, 34, 1, 8, 15]];
+    let tables =
+        own.map(|own| [&shared[..], &own.iter().map(|b| BlockId(*b)).collect::<Vec<_>>()].concat());
+    let tile = AttentionTile {
+        keys: keys[..].into(),
+        values: stored[..].into(),
+        key_block_stride: heads * padded * 16,
+        value_block_stride: heads * padded * 16,
+        key_head_offset: (heads - 1) * padded * 16,
+        value_head_offset: (heads - 1) * padded * 16,
+        key_scales: key_scales[..].into(),
+        value_scales: value_scales[..].into(),
+        scale_block_stride: heads * 16,
+        scale_head_offset: (heads - 1) * 16,
+        blocks: &[],
+        head_dim,
+        padded_head_dim: padded,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        window: usize::MAX,
+    };
+    let last = [16 * 16, 16 * 16 + 40, 16 * 26 - 1];
+    let positions: Vec<usize> = last.iter().flat_map(|last| vec![*last; each]).collect();
+    let queries = values(positions.len() * head_dim, 7);
+    let mut alone = vec![0.0; positions.len() * padded];
+    for ((table, &last), part) in tables.iter().zip(&last).zip(0..) {
+        let tile = AttentionTile { blocks: table, ..tile };
+        let queries = &queries[part * each * head_dim..][..each * head_dim];
+        let out = &mut alone[part * each * padded..][..each * padded];
+        scalar().attention(&tile, queries, &vec![last; each], &mut Vec::new(), out);
+    }
+    let tables: Vec<&[BlockId]> = tables.iter().map(|table| &table[..]).collect();
+    for kernels in isas().chain([scalar()]) {
+        for segments in 0..3 {
+            let together = Together { tables: &tables, segments };
+            let mut out = vec![f32::NAN; positions.len() * padded];
+            // What is left in the scratch changes nothing.
+            let mut scratch = vec![f32::NAN; 1 << 16];
+            kernels.attention_together(
+                &tile,
+                &together,
+                &queries,
+                &positions,
+                &mut scratch,
+                &mut out,
+            );
+            assert_same(&alone, &out, "together");
+        }
+    }
+}
+
+#[test]
 fn exp_is_accurate() {
     let scale = |scale| Scale::Multiply(scale);
     for start in -400..400 {

@@ -137,7 +137,7 @@ fn the_block_after_a_decode_is_taken_early_only_if_there_are_enough() {
     for (total, tables) in [(8, [2, 2]), (2, [1, 2])] {
         let mut scheduler = Scheduler::new(Limits { block_ahead: true, ..limits() }, total);
         add(&mut scheduler, normal(0), 16);
-        let blocks = |scheduler: &Scheduler| scheduler.sequences[&normal(0)].blocks.len();
+        let blocks = |scheduler: &Scheduler| scheduler.sequences[&normal(0)].blocks.full().len();
         step(&mut scheduler);
         assert_eq!(blocks(&scheduler), tables[0], "of {total}");
         step(&mut scheduler);
@@ -154,7 +154,7 @@ fn blocks_that_a_fork_holds_are_not_the_next_ones_of_a_chunk() {
     step(&mut scheduler);
     scheduler.propose(|_, _, proposed| proposed.extend([1; 8]));
     step(&mut scheduler);
-    assert_eq!(scheduler.sequences[&normal(0)].blocks.len(), 2);
+    assert_eq!(scheduler.sequences[&normal(0)].blocks.full().len(), 2);
     let child = SequenceId { choice: 1, ..normal(0) };
     scheduler.fork(normal(0), child, Fork::Shared, |_| {});
     scheduler.propose(|_, _, _| {});

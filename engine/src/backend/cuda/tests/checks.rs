@@ -61,7 +61,7 @@ fn a_sequence_twice_in_a_step_is_refused() {
     let (blocks, tokens) = ([BlockId(0), BlockId(1)], tokens(15, 1));
     let chunk = |tokens, position| {
         let logits = LogitsFor::largest(1);
-        Chunk { tokens, position, blocks: &blocks, logits, state: 0.into() }
+        Chunk { tokens, position, blocks: &blocks, logits, state: 0.into(), windows: &[] }
     };
     let mut step = |chunks: &[Chunk<'_>]| cuda.step(chunks, &mut Logits::default());
     step(&[chunk(&tokens[..], 0)]).expect("a prompt");

@@ -33,6 +33,7 @@ fn measured_with(
     let workload = Workload {
         batches: batches.to_vec(),
         prompt_tokens: prompt,
+        shared_tokens: 0,
         generate_tokens: 1,
         logits: LogitsFor::largest(1),
         repetitions: 1,

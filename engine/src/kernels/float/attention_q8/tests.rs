@@ -175,7 +175,7 @@ fn every_isa_has_the_defined_bits() {
         if Isa::Avx512.is_available() {
             check("AVX-512 without VNNI", &|scratch, out| {
                 // SAFETY: the ISA is available.
-                unsafe { avx512_without_vnni(&tile, &queries, &positions, scratch, out) };
+                unsafe { avx512_without_vnni::of_one(&tile, &queries, &positions, scratch, out) };
             });
         }
     }

@@ -89,6 +89,7 @@ fn a_sweep_measures_every_constant() {
     let workload = Workload {
         batches: vec![1, 3],
         prompt_tokens: 17,
+        shared_tokens: 0,
         generate_tokens: 1,
         logits: LogitsFor::largest(1),
         repetitions: 1,
