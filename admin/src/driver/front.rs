@@ -53,6 +53,13 @@ impl Front {
         if self.first.is_some() {
             let ahead = batch.steps.ahead.get_or_insert_default();
             ahead.line = ahead.line.max(position.line);
+            let full: HashSet<String> = self.full.keys().map(QueueName::to_string).collect();
+            ahead.behind.retain(|queue, line| {
+                // A queue that has room again catches up.
+                let reached = if full.contains(queue) { *line } else { position.line.max(*line) };
+                *line = reached;
+                reached < ahead.line
+            });
             return;
         }
         batch.submitted = position;
@@ -145,6 +152,22 @@ mod tests {
         assert_eq!(of_model("a"), [1, 3, 4, 7, 9]);
         assert_eq!(of_model("b"), [2, 5, 8]);
         assert_eq!(of_model("c"), [6, 10]);
+    }
+
+    #[test]
+    fn a_queue_with_room_again_catches_up_while_another_waits() {
+        let models = ["b", "a", "c", "a", "a"];
+        let mut batch = batch_of(&["a", "b", "c"]);
+        let mut submitted = Vec::new();
+        for room_of_a in [0, 2, 0, 9, 9] {
+            let mut room = HashMap::from([("a", room_of_a), ("b", 0), ("c", 9)]);
+            assert!(step(&mut batch, &models, &mut room, &mut submitted).is_some());
+        }
+        let lines: Vec<u64> = submitted.iter().map(|(_, line)| *line).collect();
+        assert_eq!(lines, [3, 2, 4, 5], "each once");
+        let mut room = HashMap::from([("a", 0), ("b", 9), ("c", 0)]);
+        assert_eq!(step(&mut batch, &models, &mut room, &mut submitted), None);
+        assert_eq!((submitted.len(), &batch.steps.ahead), (5, &None));
     }
 
     #[test]
