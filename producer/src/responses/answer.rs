@@ -110,7 +110,7 @@ fn counts(completion: &Completion, cached: u64) -> Value {
     let usage = completion.usage;
     let mut counts = json!({
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": { "cached_tokens": cached },
+        "input_tokens_details": { "cached_tokens": cached, "cache_write_tokens": 0 },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
         "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),

@@ -50,7 +50,7 @@ impl<'a> Together<'a> {
         (tile, positions, last / LANES + 1)
     }
 
-    /// Returns the most blocks of a part, whose blocks are all inside the pool's slices.
+    /// Returns the most blocks of a part, after a check that all of them are inside the pool's slices.
     pub(super) fn check<E: KvElement, const Q: usize>(
         &self,
         tile: &AttentionTile<'a, E>,
