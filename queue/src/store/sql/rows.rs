@@ -20,7 +20,6 @@ use crate::{
     outcome::{JobError, Outcome},
     sampling::Sampling,
     store::{Claim, ClaimRef, FinishedAttempt, Serving, StoreError, attempts, sampler::Load},
-    wire,
 };
 
 /// Returns the error of a value that this program did not write.
@@ -184,9 +183,13 @@ pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
 /// Returns what the answer of a job repeats of its request, if the column `repeating` has the job. A job that cannot be read has an
 /// error as its outcome, and repeats nothing.
 pub(crate) fn repeated(row: &Row) -> Result<Map<String, Value>, StoreError> {
-    let job: Option<&[u8]> = get(row, "repeating")?;
-    let job = job.and_then(|bytes| wire::decode::<Job>(bytes).ok());
-    Ok(job.map(|job| job.echo).unwrap_or_default())
+    if get::<Option<&[u8]>>(row, "repeating")?.is_none() {
+        return Ok(Map::new());
+    }
+    match dialect::decode::<Job>(row, "repeating") {
+        Err(StoreError::Damaged { .. }) => Ok(Map::new()),
+        read => Ok(read?.echo),
+    }
 }
 
 /// Returns an attempt's error, or the reason why it cannot be read.
