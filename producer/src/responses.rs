@@ -87,8 +87,6 @@ pub struct ResponseRequest {
     pub background: bool,
     /// Whether the response can be read later.
     pub store: bool,
-    /// What the answer repeats of the request, by name.
-    pub repeated: Map<String, Value>,
 }
 
 /// Parses a body. The caller takes `stream` and `stream_options` out first.
@@ -135,7 +133,8 @@ pub fn parse_response(map: Map<String, Value>) -> Result<ResponseRequest, FieldE
     if let Some(tier) = repeated.get_mut("service_tier") {
         *tier = body.tier.unwrap_or_default().as_str().into();
     }
-    Ok(ResponseRequest { body, previous, background, store, repeated })
+    let body = Body { repeated, ..body };
+    Ok(ResponseRequest { body, previous, background, store })
 }
 
 /// Parses the body of a line of a batch.
@@ -147,7 +146,7 @@ pub(crate) fn parse_line(map: Map<String, Value>) -> Result<Body, FieldError> {
         return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
     }
     let map = map.into_iter().filter(|(name, _)| name != "stream").collect();
-    let ResponseRequest { body, previous, background, store: _, repeated } = parse_response(map)?;
+    let ResponseRequest { body, previous, background, store: _ } = parse_response(map)?;
     if background {
         let problem = "must be false in a batch: its lines wait for their answers";
         return Err(FieldError::new("background", "unsupported_value", problem));
@@ -156,7 +155,7 @@ pub(crate) fn parse_line(map: Map<String, Value>) -> Result<Body, FieldError> {
         let problem = "is not supported in a batch: a line has the whole conversation";
         return Err(FieldError::new("previous_response_id", "unsupported_value", problem));
     }
-    Ok(Body { repeated, ..body })
+    Ok(body)
 }
 
 /// Returns an error with the name that the parameter has here.
@@ -459,7 +458,7 @@ mod tests {
             request.body.sampling.grammar.is_some() && request.body.sampling.logprobs == Some(0)
         );
         assert!(request.background && request.store);
-        assert_eq!(request.repeated["metadata"]["a"], "b");
+        assert_eq!(request.body.repeated["metadata"]["a"], "b");
         let Prompt::Messages(conversation) = request.body.prompt else { panic!("messages") };
         assert_eq!((conversation.tools.len(), conversation.template_arguments.len()), (1, 1));
         assert!(conversation.tool_choice.is_required());

@@ -58,8 +58,8 @@ pub(crate) async fn create(
     let key = call::key_of(&headers, "/v1/responses", &body)?;
     let streaming = Streaming::take(&mut body)?;
     resolve_references(&app, &caller, &mut body).await?;
-    let ResponseRequest { mut body, previous, background, store: _, mut repeated } =
-        parse_response(body)?;
+    let ResponseRequest { mut body, previous, background, store: _ } = parse_response(body)?;
+    let mut repeated = std::mem::take(&mut body.repeated);
     repeated.insert(MARK.to_owned(), "response".into());
     if let Some(previous) = &previous {
         let before = conversation_of(&app, &caller, previous).await?;

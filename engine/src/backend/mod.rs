@@ -5,7 +5,7 @@ pub(crate) mod class;
 pub mod cpu;
 pub mod cuda;
 pub(crate) mod logits;
-mod positions;
+pub(crate) mod positions;
 mod rope_scaling;
 mod shared;
 pub(crate) mod slot_sets;

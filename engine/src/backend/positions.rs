@@ -79,10 +79,10 @@ pub(super) fn check_slots(
 }
 
 /// Returns the block tables of a chunk, each with the first block that is read.
-fn tables<'a>(
+pub(crate) fn tables<'a>(
     chunk: &Chunk<'a>,
     groups: LayerGroups,
-) -> impl Iterator<Item = (&'a [BlockId], usize)> {
+) -> impl Iterator<Item = (&'a [BlockId], usize)> + use<'a> {
     let first = groups.first_block(chunk.position);
     let windows = chunk.windows.iter().map(move |blocks| (&blocks[..], first));
     std::iter::once((chunk.blocks, 0)).chain(windows)

@@ -33,18 +33,13 @@ impl LayerGroups {
         1 + self.windows
     }
 
-    /// Returns the first position that steps from this position on read in layers with a window; 0 without such layers.
-    pub fn first_read(&self, position: usize) -> usize {
+    /// Returns the first block that steps from this position on read in layers with a window; 0 without such layers.
+    pub fn first_block(&self, position: usize) -> usize {
         if self.windows == 0 {
             return 0;
         }
         let first = (position + 1).saturating_sub(self.window);
-        first - first % self.part
-    }
-
-    /// Returns the first block that steps from this position on read in layers with a window.
-    pub fn first_block(&self, position: usize) -> usize {
-        self.first_read(position) / BLOCK_TOKENS
+        (first - first % self.part) / BLOCK_TOKENS
     }
 
     /// Returns the most blocks that a sequence has at once for this many tokens, if a step computes up to `rows` of them.

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     backend::{
         Asynchronous, Chunk, CopyError, Logits, LogitsFor, Recurrent, ScreenedRow, Screening,
-        SlotSets, StateSlots, StepError, slot_sets::SetsOf,
+        SlotSets, StateSlots, StepError, positions::tables, slot_sets::SetsOf,
     },
     kv::{BLOCK_TOKENS, BlockId, LayerGroups},
     sampling::{
@@ -46,16 +46,6 @@ impl HashBackend {
     /// Gives the backend groups of layers.
     pub fn with_groups(self, groups: LayerGroups) -> Self {
         Self { groups, ..self }
-    }
-
-    /// Returns the block tables of a chunk, each with the first position that is read.
-    fn tables<'a>(
-        &self,
-        chunk: &Chunk<'a>,
-    ) -> impl Iterator<Item = (&'a [BlockId], usize)> + use<'a> {
-        let first = self.groups.first_read(chunk.position);
-        let windows = chunk.windows.iter().map(move |blocks| (&blocks[..], first));
-        std::iter::once((chunk.blocks, 0)).chain(windows)
     }
 
     /// Gives the backend recurrent layers, with so many slots for states.
@@ -109,8 +99,8 @@ impl HashBackend {
             token
         };
         let tokens: Vec<u32> = (0..=last).map(|position| token(chunk.blocks, position)).collect();
-        for (blocks, first) in self.tables(chunk) {
-            for (position, expected) in tokens.iter().enumerate().skip(first) {
+        for (blocks, first) in tables(chunk, self.groups) {
+            for (position, expected) in tokens.iter().enumerate().skip(first * BLOCK_TOKENS) {
                 assert_eq!(token(blocks, position), *expected, "position {position}");
             }
         }
@@ -119,7 +109,7 @@ impl HashBackend {
 
     /// Writes a slot of a chunk's sequence in every table.
     fn write(&mut self, chunk: &Chunk<'_>, position: usize, slot: (u32, usize)) {
-        for (blocks, _) in self.tables(chunk) {
+        for (blocks, _) in tables(chunk, self.groups) {
             let block = blocks[position / BLOCK_TOKENS].index();
             self.blocks[block][position % BLOCK_TOKENS] = Some(slot);
         }
@@ -161,8 +151,10 @@ impl HashBackend {
             let last = chunk.position + chunk.tokens.len() - 1;
             let last = Self::ahead_of(chunk).filter(|_| self.ahead).unwrap_or(last) / BLOCK_TOKENS;
             let of_chunk = chunk.position / BLOCK_TOKENS..=last;
-            for written in self.tables(chunk).flat_map(|(blocks, _)| &blocks[of_chunk.clone()]) {
-                let tables = chunks.iter().flat_map(|other| self.tables(other));
+            for written in
+                tables(chunk, self.groups).flat_map(|(blocks, _)| &blocks[of_chunk.clone()])
+            {
+                let tables = chunks.iter().flat_map(|other| tables(other, self.groups));
                 let readers = tables.filter(|(blocks, _)| blocks.contains(written));
                 assert_eq!(readers.count(), 1, "{written:?} is written while others read it");
             }
