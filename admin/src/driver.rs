@@ -39,7 +39,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tritmill_queue::{StoreError, Timestamp, store::Claimant};
+use tritmill_queue::{QueueName, StoreError, Timestamp, store::Claimant};
 
 use self::budget::Budget;
 pub(crate) use self::validate::hash as custom_id_hash;
@@ -319,20 +319,22 @@ async fn save(app: &App, claim: &BatchClaim, writes: BatchWrites<'_>) -> Result<
 
 /// A change of all unfinished jobs of a batch.
 #[derive(Debug, Clone, Copy)]
-enum JobsChange {
+enum JobsChange<'a> {
     /// They are cancelled.
     Cancel,
     /// They cannot start; with `running`, those that run stop.
     Hold { running: bool },
     /// They may start, and have this deadline.
     Release { expires_at: Timestamp },
+    /// Those that wait go to this queue.
+    Move { to: &'a QueueName },
 }
 
 /// Changes unfinished jobs of a batch. Returns whether none is left to change.
 async fn change_jobs(
     app: &App,
     id: BatchId,
-    change: JobsChange,
+    change: JobsChange<'_>,
     budget: &mut Budget,
 ) -> Result<bool, StoreError> {
     /// Jobs changed by one call.
@@ -345,6 +347,7 @@ async fn change_jobs(
             JobsChange::Release { expires_at } => {
                 store.release_range(jobs, expires_at, CHUNK).await?
             }
+            JobsChange::Move { to } => store.move_range(jobs, to, CHUNK).await?,
         };
         if !changed.more {
             return Ok(true);

@@ -9,7 +9,10 @@
 //!                                lease lost or handed back: queued at once
 //! ```
 
-use std::{str::FromStr, time::Duration};
+use std::{
+    str::FromStr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -37,6 +40,12 @@ pub const ATTEMPTS_DEFAULT: u32 = 3;
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
+    /// Returns this machine's clock. Leases and deadlines use the clock of the store.
+    pub fn by_this_machine() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    }
+
     /// Returns this time plus `duration`, saturating.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {

@@ -86,12 +86,14 @@ pub struct Claimant<'a> {
     pub lease: Duration,
     /// A random number that identifies this call.
     pub claim_id: i64,
+    /// The only queue of which it claims jobs: one that moved to another queue since it was delivered is not claimed.
+    pub queue: Option<&'a QueueName>,
 }
 
 impl<'a> Claimant<'a> {
-    /// Returns a claimant with a new claim id.
+    /// Returns a claimant with a new claim id, for jobs of any queue.
     pub fn new(owner: &'a str, lease: Duration) -> Self {
-        Self { owner, lease, claim_id: fastrand::i64(..) }
+        Self { owner, lease, claim_id: fastrand::i64(..), queue: None }
     }
 }
 
@@ -232,7 +234,7 @@ pub trait Store: Send + Sync {
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
 
     /// Claims the jobs that are queued, each with a new epoch and a lease. Ids that are not returned
-    /// are finished, not due, unknown or running: the caller acknowledges them without running them. A
+    /// are finished, not due, unknown, running or in another queue: the caller acknowledges them without running them. A
     /// job that cannot be read ends its attempt with an error.
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
 

@@ -6,6 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tritmill_queue::{
     Delivery, DispatchError, Dispatcher, Entry, JobId, Priority, Pull, QueueName, Tenant,
+    Timestamp,
     dispatch::{BacklogLimit, Demand, Limit, MemoryDispatcher, Missing, Quotas, RedisDispatcher},
 };
 use tritmill_servers::{Redis, RedisCluster};
@@ -77,6 +78,8 @@ fn entries(priority: Priority, count: usize) -> Vec<Entry> {
         tenant: Tenant::default(),
         cost: 1,
         shard_key: 0,
+        is_first: false,
+        expires_at: None,
     };
     (0..count).map(entry).collect()
 }
@@ -396,6 +399,93 @@ async fn all_tenants_of_one_priority_make_progress<F: Fixture>() {
     assert_eq!(taken, all.iter().map(|entry| entry.id).collect::<Vec<_>>());
 }
 
+/// Tokens of the first deliveries, by tenant.
+async fn served(
+    dispatcher: &Arc<dyn Dispatcher>,
+    fed: &[Entry],
+    pulls: usize,
+) -> HashMap<String, u64> {
+    let of: HashMap<JobId, &Entry> = fed.iter().map(|entry| (entry.id, entry)).collect();
+    let mut tokens: HashMap<String, u64> = HashMap::new();
+    for _ in 0..pulls {
+        let taken = pull(dispatcher, "a", 8).await;
+        for delivery in &taken {
+            let entry = of[&delivery.id];
+            *tokens.entry(entry.tenant.0.clone()).or_default() += u64::from(entry.cost);
+        }
+        dispatcher.acknowledge("a", &taken).await.unwrap();
+    }
+    tokens
+}
+
+async fn tenants_of_one_priority_are_served_the_same_tokens<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let dispatcher = fixture.dispatcher();
+    let of = |tenant: &str, count, cost| {
+        let mut made = entries(Priority::Normal, count);
+        made.iter_mut()
+            .for_each(|entry| (entry.tenant, entry.cost) = (Tenant(tenant.to_owned()), cost));
+        made
+    };
+    let flood = of("flood", 400, 10);
+    dispatcher.enqueue(&flood).await.unwrap();
+    served(&dispatcher, &flood, 4).await;
+    let other = of("other", 50, 40);
+    dispatcher.enqueue(&other).await.unwrap();
+    let tokens = served(&dispatcher, &[flood, other].concat(), 20).await;
+    let ratio = tokens["flood"] as f64 / tokens["other"] as f64;
+    assert!((0.9..1.1).contains(&ratio), "{tokens:?}");
+}
+
+/// The job's id has the time of its submission.
+fn submitted_before(ago: Duration, number: u128) -> JobId {
+    let at = JobId::first_of(Timestamp::by_this_machine().before(ago));
+    uuid::Uuid::from_u128(uuid::Uuid::from(at).as_u128() | number).into()
+}
+
+async fn a_tenant_near_its_deadline_has_up_to_four_times_the_share<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let dispatcher = fixture.dispatcher();
+    let hour = Duration::from_secs(3600);
+    let mut fed = Vec::new();
+    for (tenant, left) in [("due", hour / 100), ("far", hour), ("none", Duration::ZERO)] {
+        let mut made = entries(Priority::Normal, 200);
+        for (number, entry) in (fed.len() as u128..).zip(&mut made) {
+            entry.id = submitted_before(hour, number);
+            (entry.tenant, entry.cost) = (Tenant(tenant.to_owned()), 100);
+            let expires_at = Timestamp::by_this_machine().after(left);
+            entry.expires_at = (!left.is_zero()).then_some(expires_at);
+        }
+        fed.extend(made);
+    }
+    dispatcher.enqueue(&fed).await.unwrap();
+    let tokens = served(&dispatcher, &fed, 20).await;
+    let times = tokens["due"] as f64 / tokens["none"] as f64;
+    assert!((3.3..4.3).contains(&times), "{tokens:?}");
+    let ratio = tokens["far"] as f64 / tokens["none"] as f64;
+    assert!((0.9..1.1).contains(&ratio), "{tokens:?}");
+}
+
+async fn entries_that_are_first_go_before_others_of_their_tenant<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let dispatcher = fixture.dispatcher();
+    let (others, requeued) = (entries(Priority::High, 3), entries(Priority::High, 1));
+    let mut first = entries(Priority::High, 2);
+    first.iter_mut().for_each(|entry| entry.is_first = true);
+    dispatcher.enqueue(&others).await.unwrap();
+    dispatcher.requeue(&requeued).await.unwrap();
+    assert_eq!(dispatcher.enqueue(&first).await.unwrap(), 2);
+    assert_eq!(dispatcher.enqueue(&first).await.unwrap(), 0, "they wait already");
+    assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 6);
+    let taken = pull(&dispatcher, "a", 2).await;
+    assert_eq!(ids(&taken), [first[0].id, first[1].id]);
+    assert_eq!(dispatcher.hand_back("a", &taken[1..]).await.unwrap(), 1);
+    let rest = pull(&dispatcher, "a", 9).await;
+    let expected = [first[1].id, requeued[0].id, others[0].id, others[1].id, others[2].id];
+    assert_eq!(ids(&rest), expected);
+    assert_eq!(dispatcher.acknowledge("a", &[&taken[..1], &rest].concat()).await.unwrap(), 6);
+}
+
 async fn queues_do_not_mix<F: Fixture>() {
     let fixture = F::create(1000).await;
     let dispatcher = fixture.dispatcher();
@@ -434,6 +524,9 @@ macro_rules! dispatcher_conformance {
             waiting_pull_wakes_for_new_entry_and_times_out
             only_idle_entries_of_others_are_reclaimed
             all_tenants_of_one_priority_make_progress
+            tenants_of_one_priority_are_served_the_same_tokens
+            a_tenant_near_its_deadline_has_up_to_four_times_the_share
+            entries_that_are_first_go_before_others_of_their_tenant
             queues_do_not_mix
         );
     };

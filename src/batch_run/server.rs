@@ -7,7 +7,7 @@ use clap::Args;
 use tokio::runtime::Runtime;
 use tritmill_client::{
     http::{AddressPolicy, HttpClient},
-    remote::{Api, RemoteRun, RemoteRunError, RemoteSettings},
+    remote::{Api, Escalation, RemoteRun, RemoteRunError, RemoteSettings},
 };
 
 use super::{BatchRunArgs, EXIT_ERROR_LINES, Summary, display::Display, summarize};
@@ -32,6 +32,12 @@ pub struct ServerOptions {
     /// With --server: priority of the lines
     #[arg(long, default_value = "normal", value_parser = ["normal", "low"])]
     priority: String,
+    /// With --server: model of the lines that have not begun after --escalate-after
+    #[arg(long, value_name = "MODEL", requires = "escalate_after")]
+    escalate_to: Option<String>,
+    /// With --server: time after the creation of a batch, less than --window, as `20h`
+    #[arg(long, value_name = "TIME", requires = "escalate_to")]
+    escalate_after: Option<String>,
 }
 
 impl ServerOptions {
@@ -56,7 +62,9 @@ pub fn run(
         bail!("--retry-failed does not work with --server: the server retries failed lines itself");
     }
     let started = Instant::now();
-    let ServerOptions { ca, window, priority, .. } = args.server.clone();
+    let ServerOptions { ca, window, priority, escalate_to, escalate_after, .. } =
+        args.server.clone();
+    let escalation = escalate_to.zip(escalate_after);
     let client = HttpClient::new(AddressPolicy::Any, ca.as_deref()).context("--ca")?;
     let api = Api::new(client, url, key)?;
     let settings = RemoteSettings {
@@ -66,6 +74,7 @@ pub fn run(
         model: args.name.clone().unwrap_or_else(|| args.model.clone()),
         window,
         priority,
+        escalation: escalation.map(|(model, after)| Escalation { model, after }),
         restart: args.restart,
     };
     let ended = runtime.block_on(async {

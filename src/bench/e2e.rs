@@ -1,6 +1,7 @@
 //! `tritmill bench e2e`: the cost of the queue. Runs the same requests through the engine alone and
 //! through Redis, Postgres and a worker with an engine of the same size, alternately. With `--http`: the
-//! latency of HTTP requests during a batch. With `--overload`: what a service does with ten times its capacity.
+//! latency of HTTP requests during a batch. With `--overload`: what a service does with ten times its capacity. With
+//! `--waves`: bursts of callers beside other work, in six scenarios.
 
 mod counts;
 mod gaps;
@@ -8,6 +9,7 @@ mod http;
 mod overload;
 mod service;
 mod target;
+mod waves;
 
 use std::{
     num::{NonZeroU64, NonZeroUsize},
@@ -45,6 +47,8 @@ Examples:
   tritmill bench e2e --http
   tritmill bench e2e --http --schema
   tritmill bench e2e --gaps --model /tmp/bitnet-2b
+  tritmill bench e2e --waves --model /tmp/bitnet-2b
+  tritmill bench e2e --waves --prompt 32 --generate 16 --batch-prompt 64 --phase-seconds 5
   tritmill bench e2e --overload --seconds 60
   tritmill bench e2e --overload --redis redis://… --database postgres://… --deadline 20 --json
   tritmill bench e2e --http --batch-lines 0 --batch 128 --kv-memory 2048 --model /tmp/bitnet-2b --device cuda:0
@@ -58,6 +62,10 @@ service: GPU memory with --device cuda:N, else main memory.
 
 With --gaps, it starts the same service and streams one answer after the other, alone and during a batch with
 long prompts. It prints the times between tokens, and the tokens per second of the batch alone and beside them.
+
+With --waves, callers come in bursts, and in idle phases between them, whether earlier ones are answered or not: alone,
+beside requests of their own kind, and beside a batch of their own tier, without a step target, as usual, and with the window
+background. It prints the times to the first token and between tokens, and what the other work gets done.
 
 With --overload, it starts the same service, or one on the given servers, measures how many requests it answers,
 and then offers ten times as many, each with a deadline. It prints the goodput (tokens of answers within the
@@ -76,8 +84,23 @@ pub struct Arguments {
     /// Measure the HTTP API: times between the tokens of an answer during a batch
     #[arg(long, conflicts_with = "http")]
     gaps: bool,
-    /// Measure the HTTP API: ten times as many requests as it can answer, with deadlines
+    /// Measure the HTTP API: bursts of callers beside other work
     #[arg(long, conflicts_with_all = ["http", "gaps"])]
+    waves: bool,
+    /// With --waves: requests per second in a burst [default: 1.5 in the time of an answer]
+    #[arg(long, value_name = "RATE", requires = "waves", value_parser = rate)]
+    burst_rate: Option<f64>,
+    /// With --waves: requests per second in an idle phase [default: 0.15 in the time of an answer]
+    #[arg(long, value_name = "RATE", requires = "waves", value_parser = rate)]
+    idle_rate: Option<f64>,
+    /// With --waves: length of a burst, and of an idle phase
+    #[arg(long, value_name = "SECONDS", default_value = "20")]
+    phase_seconds: NonZeroU64,
+    /// With --waves: number of bursts
+    #[arg(long, value_name = "N", default_value = "2")]
+    cycles: NonZeroUsize,
+    /// Measure the HTTP API: ten times as many requests as it can answer, with deadlines
+    #[arg(long, conflicts_with_all = ["http", "gaps", "waves"])]
     overload: bool,
     /// With --overload: how long to offer requests
     #[arg(long, value_name = "SECONDS", default_value = "600")]
@@ -86,10 +109,10 @@ pub struct Arguments {
     /// worker, at least 2]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     deadline: Option<f64>,
-    /// With --gaps: tokens of each prompt of the batch; all prompts differ
+    /// With --gaps and --waves: tokens of each prompt of the batch; all prompts differ
     #[arg(long, value_name = "N", default_value = "1800")]
     batch_prompt: NonZeroUsize,
-    /// With --http, --gaps and --overload: as of `tritmill worker`
+    /// With --http, --gaps, --waves and --overload: as of `tritmill worker`
     #[arg(long, value_name = "MS", default_value = "150")]
     step_target: u32,
     /// With --http: concurrent requests
@@ -98,10 +121,10 @@ pub struct Arguments {
     /// With --http: callers ask for JSON of a schema, which no answer of this length completes
     #[arg(long, requires = "http")]
     schema: bool,
-    /// With --http and --gaps: lines of the batch; with --http 0 for no batch [default: 10000, with --gaps 60]
+    /// With --http, --gaps and --waves: lines of the batch; with --http 0 for no batch [default: 10000, with --gaps 60]
     #[arg(long, value_name = "N")]
     batch_lines: Option<usize>,
-    /// Concurrent sequences [default: 16; with --http, --gaps and --overload 64]
+    /// Concurrent sequences [default: 16; with --http, --gaps, --waves and --overload 64]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
     /// Memory of the KV cache in MiB [default: as `tritmill worker`]
@@ -113,7 +136,7 @@ pub struct Arguments {
     /// Tokens of each prompt; all prompts differ
     #[arg(long, value_name = "N", default_value = "64")]
     prompt: NonZeroUsize,
-    /// Tokens to generate per request [default: 64; with --http and --gaps 100, with --overload 256]
+    /// Tokens to generate per request [default: 64; with --http and --gaps 100, with --waves 24, with --overload 256]
     #[arg(long, value_name = "N")]
     generate: Option<NonZeroUsize>,
     /// Repetitions of both measurements
@@ -130,8 +153,12 @@ pub struct Arguments {
 
 impl Arguments {
     fn batch(&self) -> NonZeroUsize {
-        let is_http = self.http || self.gaps || self.overload;
+        let is_http = self.http || self.gaps || self.waves || self.overload;
         self.batch.unwrap_or(if is_http { SIXTY_FOUR } else { SIXTEEN })
+    }
+
+    fn phase(&self) -> Duration {
+        Duration::from_secs(self.phase_seconds.get())
     }
 
     fn batch_lines(&self) -> usize {
@@ -152,12 +179,20 @@ impl Arguments {
     }
 
     fn generate(&self) -> NonZeroUsize {
-        self.generate.unwrap_or(match (self.overload, self.http || self.gaps) {
-            (true, _) => MANY,
-            (_, true) => HUNDRED,
+        self.generate.unwrap_or(match self {
+            Self { overload: true, .. } => MANY,
+            Self { waves: true, .. } => TWENTY_FOUR,
+            Self { http: true, .. } | Self { gaps: true, .. } => HUNDRED,
             _ => SIXTY_FOUR,
         })
     }
+}
+
+/// Parses requests per second.
+fn rate(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| format!("'{text}' is not a number"))?;
+    let is_rate = (1e-3..=1e4).contains(&rate);
+    is_rate.then_some(rate).ok_or_else(|| "must be between 0.001 and 10000".to_owned())
 }
 
 /// Measures and prints the results.
@@ -167,6 +202,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if arguments.gaps {
         return gaps::run(arguments);
+    }
+    if arguments.waves {
+        return waves::run(arguments);
     }
     if arguments.overload {
         return overload::run(arguments);
@@ -203,6 +241,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 const FOUR: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
 const SIXTEEN: NonZeroUsize = NonZeroUsize::new(16).expect("sixteen is not zero");
+const TWENTY_FOUR: NonZeroUsize = NonZeroUsize::new(24).expect("twenty-four is not zero");
 const SIXTY_FOUR: NonZeroUsize = NonZeroUsize::new(64).expect("sixty-four is not zero");
 const MANY: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 const HUNDRED: NonZeroUsize = NonZeroUsize::new(100).expect("a hundred is not zero");

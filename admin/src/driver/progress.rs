@@ -66,6 +66,14 @@ pub(super) async fn step(
         return Ok(Next::Now);
     }
     let is_count_due = claim.batch.steps.count_at.is_none_or(|at| at <= now);
+    claim.batch.steps.is_escalated = claim.batch.escalates_at().is_some_and(|at| at <= now);
+    if is_count_due && let Some(escalation) = claim.batch.escalated() {
+        // Also jobs that wait again since the last count, after an attempt or when their worker died.
+        let change = JobsChange::Move { to: &escalation.queue };
+        if !change_jobs(app, claim.batch.id, change, &mut budget).await? {
+            return Ok(Next::Now);
+        }
+    }
     if is_count_due {
         // Saved with the jobs of this step.
         claim.batch.steps.count_at = Some(now.after(COUNT_SUBMITTING));

@@ -1,6 +1,7 @@
 //! `/v1/batches`: files that are answered line by line.
 
 mod changes;
+mod escalation;
 pub(crate) mod estimate;
 mod open;
 mod request;
@@ -19,6 +20,7 @@ pub(crate) use self::changes::{
     __path_cancel, __path_pause, __path_resume, __path_retry, cancel, change_of_tenant, change_own,
     pause, pause_of, resume, retry,
 };
+pub(crate) use self::escalation::EscalationView;
 pub(crate) use self::open::{__path_add_lines, __path_seal, add_lines, seal};
 pub(crate) use self::request::{NewBatch, parse_webhook};
 use super::{
@@ -58,6 +60,7 @@ pub(crate) struct BatchView {
     errors: Option<BatchErrors>,
     input_file_id: String,
     completion_window: String,
+    escalation: Option<EscalationView>,
     /// `validating`, `in_progress`, `paused` (a state that OpenAI does not have), `finalizing`, `cancelling`; finally
     /// `completed`, `failed`, `expired` or `cancelled`.
     status: &'static str,
@@ -172,6 +175,7 @@ impl From<Batch> for BatchView {
             errors: has_errors.then_some(BatchErrors { object: "list", data: batch.errors }),
             input_file_id: batch.input.to_string(),
             completion_window: batch.completion_window,
+            escalation: batch.escalation.map(EscalationView::from),
             status: batch.state.as_str(),
             output_file_id: batch.output.map(|id| id.to_string()),
             error_file_id: batch.error_file.map(|id| id.to_string()),
@@ -274,6 +278,10 @@ async fn submit(
         Some(own) => Some(own),
         None => app.store.tenant_webhook(&caller.tenant).await?,
     };
+    let escalation = match new.escalation {
+        Some(asked) => Some(asked.find(app).await?),
+        None => None,
+    };
     let created_at = app.client.now().await?;
     // An open batch has a file of its own, to which lines are added.
     let input = match given {
@@ -316,6 +324,7 @@ async fn submit(
         archived_at: None,
         added: 0,
         idempotency_key,
+        escalation,
         webhook,
         mail_to: app.mail_receivers(&caller.tenant),
         told: None,
@@ -383,6 +392,7 @@ fn is_same_request(known: &Batch, new: &Batch) -> bool {
         && known.endpoint == new.endpoint
         && known.completion_window == new.completion_window
         && known.priority == new.priority
+        && known.escalation == new.escalation
         && url(known) == url(new)
         && known.metadata == new.metadata
         && known.output_expires_s == new.output_expires_s

@@ -7,6 +7,8 @@
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
+use super::batches::EscalationView;
+
 /// Headers of calls that wait for an answer.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
@@ -378,6 +380,8 @@ pub(crate) struct BatchRequest {
     /// `normal` (the default) or `low`.
     priority: Option<String>,
     webhook: Option<NewWebhook>,
+    /// Another model for lines that have not begun at some time.
+    escalation: Option<EscalationView>,
 }
 
 /// A webhook to call when the batch has ended, is paused or goes on: a POST signed according to Standard Webhooks.

@@ -197,6 +197,18 @@ pub struct BatchTimes {
     pub cancelled: Option<Timestamp>,
 }
 
+/// Another model for the lines of a batch that have not begun at some time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Escalation {
+    /// The model, as the creator of the batch named it.
+    pub model: String,
+    /// The queue of the model.
+    pub queue: QueueName,
+    /// Time after the creation of the batch as its creator wrote it, such as `20h`. The time in which the batch is paused does
+    /// not count.
+    pub after: String,
+}
+
 /// A batch, stored as one JSON document beside the columns that are searched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
@@ -289,6 +301,9 @@ pub struct Batch {
     /// Idempotency key from its creator: a tenant has one batch per key.
     #[serde(default)]
     pub idempotency_key: Option<String>,
+    /// Where its lines go that have not begun at some time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub escalation: Option<Escalation>,
     /// Webhook to call with its events.
     #[serde(default)]
     pub webhook: Option<Webhook>,
@@ -331,8 +346,22 @@ impl Batch {
         self.is_mixed() || self.endpoint == Endpoint::Messages.as_str()
     }
 
+    /// Returns the time from which its waiting lines go to another model.
+    pub fn escalates_at(&self) -> Option<Timestamp> {
+        let after = parse_window(&self.escalation.as_ref()?.after)?;
+        Some(self.expires_at.before(self.window().saturating_sub(after)))
+    }
+
+    /// Returns the other model if waiting lines go to it now.
+    pub fn escalated(&self) -> Option<&Escalation> {
+        self.escalation.as_ref().filter(|_| self.steps.is_escalated)
+    }
+
     /// Returns the queue of a line's job.
     pub fn queue_of(&self, request: &Request) -> Option<&QueueName> {
+        if let Some(escalation) = self.escalated() {
+            return Some(&escalation.queue);
+        }
         match self.has_models() {
             true => self.queues.get(request.body.model.as_deref()?),
             false => self.queue.as_ref(),

@@ -94,6 +94,7 @@ impl Subject {
         let added = batch.added;
         let batch = Batch {
             webhook: None,
+            escalation: None,
             mail_to: Vec::new(),
             idempotency_key: None,
             steps: StepState::default(),

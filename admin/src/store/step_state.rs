@@ -55,6 +55,8 @@ pub struct StepState {
     pub ahead: Option<Ahead>,
     /// Whether jobs may be held that a batch in progress must release first.
     pub is_held: bool,
+    /// Whether lines that have not begun run with the model that the batch names for its last part.
+    pub is_escalated: bool,
     /// Whether a pause holds running jobs as well.
     pub holds_running: bool,
     /// Lines to run again. Each is a pass over the file; the first one is under way.

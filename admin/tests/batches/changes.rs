@@ -287,3 +287,41 @@ async fn retry_beside_a_cancel_leaves_one_of_both() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn waiting_jobs_move_to_another_queue_and_their_old_deliveries_are_not_claimed() {
+    all(async |rig: Rig| {
+        let (store, acme) = (&rig.store, tenant("acme"));
+        let held = in_progress(store, &acme, 5).await;
+        let id = held.batch.id;
+        let to = tritmill_queue::QueueName { model: "small".to_owned(), format: "tl1".to_owned() };
+        run(store, id.job(1), answer("a")).await;
+        let claims = store.claim(&[id.job(2), id.job(3)], by("w")).await.unwrap();
+        let (running, retried) = (claims[0].claim_ref(), claims[1].claim_ref());
+        assert!(store.checkpoint(&[(retried, vec![7])]).await.unwrap().is_empty());
+        assert_eq!(store.release(&[retried], Release::default()).await.unwrap().len(), 1);
+        let old = claims[0].job.queue.clone();
+        let moved = store.move_range(id.all_jobs(), &to, 2).await.unwrap();
+        assert_eq!(moved, ChangedJobs { jobs: 2, more: true });
+        assert_eq!(store.move_range(id.all_jobs(), &to, 2).await.unwrap().jobs, 1);
+        assert_eq!(store.move_range(id.all_jobs(), &to, 2).await.unwrap().jobs, 0);
+        let queued = store.reconcile().await.unwrap().queued;
+        assert!(queued.iter().all(|entry| entry.queue == to), "{queued:?}");
+        assert_eq!(queued.len(), 3);
+        // Deliveries of the old queue.
+        let ids = [id.job(3), id.job(4), id.job(5)];
+        let of_queue = |queue| Claimant { queue: Some(queue), ..by("w") };
+        assert_eq!(store.claim(&ids, of_queue(&old)).await.unwrap(), []);
+        let claims = store.claim(&ids, of_queue(&to)).await.unwrap();
+        assert_eq!(claims.len(), 3);
+        for claim in &claims {
+            assert_eq!((&claim.job.queue, &claim.checkpoint), (&to, &None), "{:?}", claim.job.id);
+        }
+        // One that runs stays, and its answer counts.
+        assert_eq!(store.finish(&[finished(running, answer("b"))]).await.unwrap().len(), 1);
+        // A job that is held stays as well.
+        while store.hold_range(id.all_jobs(), true, 9).await.unwrap().more {}
+        assert_eq!(store.move_range(id.all_jobs(), &old, 9).await.unwrap().jobs, 0);
+    })
+    .await;
+}

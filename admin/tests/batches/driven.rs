@@ -7,11 +7,11 @@ use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tritmill_admin::{
     App, Driver, FileContents, Models, Settings,
     chosen_lines::{ChosenLinesError, Problem, chosen_lines},
-    store::batch_ends::EndsPage,
+    store::{batch_ends::EndsPage, batches::Escalation},
 };
 use tritmill_client::Client;
 use tritmill_queue::{
-    Dispatcher as _, ErrorKind, JobId, Progress, Pull, dispatch::MemoryDispatcher,
+    Dispatcher as _, ErrorKind, JobId, Progress, Pull, QueueName, dispatch::MemoryDispatcher,
     events::MemoryEvents, store::classes::RegisteredQueue,
 };
 
@@ -53,6 +53,16 @@ impl Service {
 
     /// Creates a batch of lines q1, q2, …
     pub(super) async fn batch(&self, owner: &Tenant, lines: u32) -> BatchId {
+        self.batch_with(owner, lines, None).await
+    }
+
+    /// The same with an escalation.
+    async fn batch_with(
+        &self,
+        owner: &Tenant,
+        lines: u32,
+        escalation: Option<Escalation>,
+    ) -> BatchId {
         let store = &self.rig.store;
         let line = |number| {
             format!(
@@ -67,22 +77,35 @@ impl Service {
         store.complete_file(input.id, content.len() as u64, None).await.unwrap();
         let created_at = store.now().await.unwrap();
         let expires_at = created_at.after(Duration::from_secs(86_400));
-        let new = Batch { created_at, expires_at, ..batch(owner, input.id) };
+        let new = Batch {
+            created_at,
+            expires_at,
+            escalation,
+            completion_window: "24h".to_owned(),
+            ..batch(owner, input.id)
+        };
         assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
         new.id
     }
 
     /// Lets time pass; the worker answers up to `max` lines. A line with a name in `failing` fails.
     pub(super) async fn turn(&mut self, max: usize, failing: &[&str]) {
-        let (store, queue) = (&self.rig.store, queue());
+        self.turn_of(&queue(), max, failing).await;
+    }
+
+    /// The same for the lines of a queue.
+    async fn turn_of(&mut self, queue: &QueueName, max: usize, failing: &[&str]) {
+        let store = &self.rig.store;
         self.rig.advance(TURN);
         let due = store.reconcile().await.unwrap().queued;
         self.dispatcher.requeue(&due).await.unwrap();
-        let pull = Pull { queue: &queue, consumer: "w", max, wait: Duration::ZERO, only: None };
+        let pull = Pull { queue, consumer: "w", max, wait: Duration::ZERO, only: None };
         let deliveries = self.dispatcher.pull(pull).await.unwrap();
         let ids: Vec<JobId> = deliveries.iter().map(|delivery| delivery.id).collect();
         let mut ended = Vec::new();
-        for claim in store.claim(&ids, by("w")).await.unwrap() {
+        let of_queue = Claimant { queue: Some(queue), ..by("w") };
+        for claim in store.claim(&ids, of_queue).await.unwrap() {
+            assert_eq!(claim.job.queue, *queue);
             let name = claim.job.custom_id.clone().unwrap();
             let outcome = match failing.contains(&name.as_str()) {
                 true => error(ErrorKind::InvalidRequest),
@@ -219,6 +242,52 @@ async fn failed_and_named_lines_run_again_and_the_files_follow() {
         let runs = [("q1", 2), ("q2", 2), ("q3", 1), ("q4", 3), ("q5", 1)];
         let runs = runs.map(|(name, runs)| (name.to_owned(), runs));
         assert_eq!(service.runs, HashMap::from(runs));
+        service.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lines_that_wait_at_a_set_time_go_to_another_model() {
+    all(async |rig: Rig| {
+        // The queue has room for a part of the batch.
+        let (mut service, acme) = (Service::start(rig, 6), tenant("acme"));
+        let small = QueueName { model: "small".to_owned(), format: "i2_s".to_owned() };
+        let after = "12h".to_owned();
+        let escalation = Escalation { model: "small".to_owned(), queue: small.clone(), after };
+        let id = service.batch_with(&acme, 20, Some(escalation)).await;
+        while service.answers.len() < 3 {
+            service.turn(1, &[]).await;
+        }
+        assert!(!service.get(id).await.steps.is_escalated);
+        // One hour in which it is paused does not count.
+        service.change(id, BatchChange::Pause { now: false }).await;
+        service.rig.advance(Duration::from_secs(3600));
+        service.change(id, BatchChange::Resume).await;
+        service.rig.advance(Duration::from_secs(12 * 3600 - 60));
+        for _ in 0..5 {
+            service.turn(0, &[]).await;
+        }
+        assert!(!service.get(id).await.steps.is_escalated);
+        service.rig.advance(Duration::from_secs(60));
+        let mut turns = 0;
+        while service.get(id).await.state != BatchState::Completed {
+            // Neither loses nor doubles a line, whichever worker asks first.
+            service.turn(2, &[]).await;
+            service.turn_of(&small, 2, &[]).await;
+            turns += 1;
+            assert!(turns < 3000, "{:?}", service.get(id).await);
+        }
+        let batch = service.get(id).await;
+        assert_eq!((batch.completed, batch.failed), (20, 0));
+        assert!(service.answers.values().all(|times| *times == 1) && service.answers.len() == 20);
+        let found = service.rig.store.ended_in_range(id.all_jobs()).await.unwrap();
+        let mut by_model: HashMap<String, u32> = HashMap::new();
+        for job in found {
+            let record = service.rig.store.job(job.id).await.unwrap().unwrap();
+            *by_model.entry(record.job.queue.model).or_default() += 1;
+        }
+        assert!(by_model["small"] >= 10, "{by_model:?}");
         service.stop().await;
     })
     .await;

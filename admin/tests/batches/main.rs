@@ -89,6 +89,7 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         added: 0,
         idempotency_key: None,
         webhook: None,
+        escalation: None,
         mail_to: Vec::new(),
         told: None,
         steps: StepState::default(),

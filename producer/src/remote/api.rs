@@ -17,7 +17,7 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER},
     multipart::{Form, Part},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::{
     fs::File,
@@ -68,8 +68,19 @@ pub struct NewBatch<'a> {
     pub window: &'a str,
     /// `normal` or `low`.
     pub priority: &'a str,
+    /// Another model for lines that have not begun at some time.
+    pub escalation: Option<&'a Escalation>,
     /// Two calls with the same key create one batch.
     pub idempotency_key: &'a str,
+}
+
+/// Another model for the lines of a batch that have not begun at some time.
+#[derive(Debug, Clone, Serialize)]
+pub struct Escalation {
+    /// The model.
+    pub model: String,
+    /// Time after the creation of the batch, as `20h`.
+    pub after: String,
 }
 
 /// Parameters of a new open batch, to which lines are added.
@@ -197,6 +208,7 @@ impl Api {
             "endpoint": batch.endpoint,
             "completion_window": batch.window,
             "priority": batch.priority,
+            "escalation": batch.escalation,
         });
         self.create_of(&body, batch.idempotency_key).await
     }

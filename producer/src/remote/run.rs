@@ -221,7 +221,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
             None => self.upload(index).await?,
         };
         let part = self.state.parts[index].clone();
-        let RemoteSettings { window, priority, .. } = self.settings.clone();
+        let RemoteSettings { window, priority, escalation, .. } = self.settings.clone();
         let idempotency_key = self.name(index);
         let created = self.retrying(async |api| {
             let batch = NewBatch {
@@ -229,6 +229,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
                 endpoint: &part.endpoint,
                 window: &window,
                 priority: &priority,
+                escalation: escalation.as_ref(),
                 idempotency_key: &idempotency_key,
             };
             api.create(&batch).await

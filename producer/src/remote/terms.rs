@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::answers::RemoteError;
+use super::{answers::RemoteError, api::Escalation};
 use crate::{batch_file::BatchFileError, progress::BatchProgress};
 
 /// Files of a run, and parameters of its batches.
@@ -20,6 +20,8 @@ pub struct RemoteSettings {
     pub window: String,
     /// `normal` or `low`.
     pub priority: String,
+    /// Another model for lines that have not begun at some time after the creation of their batch.
+    pub escalation: Option<Escalation>,
     /// Whether to discard an earlier run.
     pub restart: bool,
 }

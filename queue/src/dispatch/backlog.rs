@@ -182,6 +182,12 @@ impl Demand {
         Self { percent: PATIENT_PERCENT, ..self }
     }
 
+    /// Returns the tenant and its tokens, if there is only one.
+    pub(super) fn only_tenant(&self) -> Option<(&Tenant, u64)> {
+        let mut tenants = self.tokens.iter().map(|(tenant, tokens)| (tenant, *tokens));
+        tenants.next().filter(|_| tenants.next().is_none())
+    }
+
     /// Returns whether this is the demand of a batch.
     pub fn is_patient(&self) -> bool {
         self.percent < 100
@@ -253,7 +259,29 @@ pub struct PriorityBacklog {
     pub before: u64,
 }
 
+/// The turns that a demand of a single tenant takes in a priority.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turns {
+    /// Tenants with waiting entries.
+    pub tenants: u64,
+    /// Waiting tokens of the demand's tenant.
+    pub waiting: u64,
+    /// Tokens that it asks for.
+    pub asked: u64,
+}
+
 impl PriorityBacklog {
+    /// What waits of a priority, before a demand that takes these turns. Demands of several tenants wait for all of it.
+    pub(super) fn of(entries: u64, tokens: u64, turns: Option<Turns>) -> Self {
+        let mut part = Self { entries, tokens, before: tokens };
+        if let Some(Turns { tenants, waiting, asked }) = turns {
+            // Its turn comes when each of the others was served as much as it, or one entry.
+            let each = waiting as f64 + part.mean().max(asked as f64);
+            part.before = tokens.min((tenants as f64 * each) as u64);
+        }
+        part
+    }
+
     /// Mean number of tokens of an entry.
     fn mean(&self) -> f64 {
         self.tokens as f64 / self.entries.max(1) as f64

@@ -3,9 +3,10 @@
 //! The weighted order is smooth weighted round robin (as in nginx): each non-empty priority earns its
 //! weight per pick, the priority with the most credit is served, and the sum of the weights of all
 //! non-empty priorities is subtracted from its credit. So sixteen high, four normal and one low entry
-//! interleave instead of coming in bursts, and low always makes progress.
+//! interleave instead of coming in bursts, and low always makes progress. Within a priority tenants take turns.
 
 mod lanes;
+mod tenants;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,12 +17,15 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::timeout};
 
-use self::lanes::{Lanes, Place, Waiting};
+use self::{
+    lanes::Lanes,
+    tenants::{Place, Waiting},
+};
 use super::{
     BacklogByPriority, Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Missing, Pull,
     Quotas,
 };
-use crate::job::{JobId, QueueName};
+use crate::job::{JobId, QueueName, Timestamp};
 
 /// Time after which a caller that found the queue full should retry: about one step of an engine.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
@@ -89,10 +93,10 @@ impl State {
     }
 
     fn take(&mut self, pull: &Pull<'_>) -> Vec<Delivery> {
-        let mut taken = Vec::new();
+        let (mut taken, now) = (Vec::new(), Timestamp::by_this_machine());
         while taken.len() < pull.max {
             let Some(waiting) = self.queues.get_mut(pull.queue) else { break };
-            let Some(mut waiting) = waiting.pop(pull.only) else { break };
+            let Some(mut waiting) = waiting.pop(pull.only, now) else { break };
             let id = waiting.entry.id;
             waiting.deliveries = waiting.deliveries.saturating_add(1);
             self.receipts += 1;
@@ -175,7 +179,7 @@ impl MemoryDispatcher {
         };
         let count = lanes.len().saturating_add(lanes.missing_entries());
         if demand.entries == 0 || (demand.entries == 1 && count == 0) {
-            return Ok(lanes.backlog());
+            return Ok(lanes.backlog(demand));
         }
         let limit = demand.entries_of(self.limit);
         if count.saturating_add(demand.entries) > limit {
@@ -195,7 +199,7 @@ impl MemoryDispatcher {
                 return busy(Limit::Tenant(quota));
             }
         }
-        Ok(lanes.backlog())
+        Ok(lanes.backlog(demand))
     }
 
     /// Takes entries and waits without a limit for the first; [`Dispatcher::pull`] limits the wait.

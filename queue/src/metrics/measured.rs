@@ -149,6 +149,8 @@ measured! {
             -> Result<ChangedJobs, StoreError>;
         fn release_range(ids: RangeInclusive<JobId>, expires_at: Timestamp, max: u32)
             -> Result<ChangedJobs, StoreError>;
+        fn move_range(ids: RangeInclusive<JobId>, to: &QueueName, max: u32)
+            -> Result<ChangedJobs, StoreError>;
         fn ended(ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError>;
         fn ends_after(ids: RangeInclusive<JobId>, mark: EndMark, max: u32)
             -> Result<JobEnds, StoreError>;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{Progress, StoreError};
 use crate::{
-    job::{JobId, JobState, Timestamp},
+    job::{JobId, JobState, QueueName, Timestamp},
     outcome::Outcome,
 };
 
@@ -156,6 +156,16 @@ pub trait JobRanges: Send + Sync {
         &self,
         ids: RangeInclusive<JobId>,
         expires_at: Timestamp,
+        max: u32,
+    ) -> Result<ChangedJobs, StoreError>;
+
+    /// Moves up to `max` jobs of a range that wait in other queues to this one: those that run or are held stay. They are due
+    /// now, without a checkpoint: the next [`reconcile`](super::Store::reconcile) queues them. A delivery from their old queue
+    /// is not claimed ([`Claimant::queue`](super::Claimant::queue)).
+    async fn move_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        to: &QueueName,
         max: u32,
     ) -> Result<ChangedJobs, StoreError>;
 

@@ -17,11 +17,7 @@ mod sampler;
 mod sql;
 mod workers;
 
-use std::{
-    path::Path,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use SqliteStore as SqlStore;
 use async_trait::async_trait;
@@ -57,12 +53,6 @@ impl std::fmt::Debug for SqliteStore {
     }
 }
 
-/// Returns the machine's clock.
-fn system_clock() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
-}
-
 impl SqliteStore {
     /// Opens or creates the file and migrates its schema to the latest version.
     ///
@@ -70,7 +60,7 @@ impl SqliteStore {
     /// [`StoreError::Unavailable`] when the file cannot be opened, [`StoreError::Migrate`] when it
     /// has the schema of another program or a later release.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
-        Self::open_with_clock(path, Arc::new(system_clock)).await
+        Self::open_with_clock(path, Arc::new(Timestamp::by_this_machine)).await
     }
 
     /// Like [`open`](Self::open), with a given clock.

@@ -19,7 +19,16 @@ pub const STREAM: &str = "tm:{tiny:i2_s}:normal:default";
 
 pub fn entry(priority: Priority, tenant: &str, cost: u32) -> Entry {
     let (id, tenant) = (JobId::generate(), Tenant(tenant.into()));
-    Entry { id, queue: queue(), priority, tenant, cost, shard_key: 0 }
+    Entry {
+        id,
+        queue: queue(),
+        priority,
+        tenant,
+        cost,
+        shard_key: 0,
+        is_first: false,
+        expires_at: None,
+    }
 }
 
 pub fn entries(count: usize) -> Vec<Entry> {

@@ -31,7 +31,16 @@ fn queue() -> QueueName {
 fn entry(number: usize) -> Entry {
     let tenant = Tenant(format!("tenant-{}", number % 5));
     let priority = Priority::ALL[number % 3];
-    Entry { id: JobId::generate(), queue: queue(), priority, tenant, cost: 3, shard_key: 0 }
+    Entry {
+        id: JobId::generate(),
+        queue: queue(),
+        priority,
+        tenant,
+        cost: 3,
+        shard_key: 0,
+        is_first: false,
+        expires_at: None,
+    }
 }
 
 /// Moves all keys of the slot one by one, with a pause after each; returns their number. Fails if the

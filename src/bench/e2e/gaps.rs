@@ -18,13 +18,13 @@ use super::{
 use crate::{bench::queue::percentile, block_on, output};
 
 /// Endpoint of all requests: prompts are tokens.
-const ENDPOINT: &str = "/v1/completions";
+pub(super) const ENDPOINT: &str = "/v1/completions";
 /// Time over which the batch is measured, alone and beside requests.
 const SPAN: Duration = Duration::from_secs(40);
 /// Interactive answers without a batch.
 const ALONE: usize = 3;
 /// Time limit for the start of the batch.
-const BATCH_WITHIN: Duration = Duration::from_secs(120);
+pub(super) const BATCH_WITHIN: Duration = Duration::from_secs(120);
 /// The letter a in byte-level tokenizers.
 const LETTER: &str = "97";
 /// Tokens of an answer in the batch.
@@ -32,14 +32,11 @@ const BATCH_TOKENS: usize = 32;
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let context = arguments.model.open()?.config().clone();
-    let longest = arguments.batch_prompt.get().max(arguments.prompt.get());
-    let needed = longest + arguments.generate().get().max(BATCH_TOKENS);
-    ensure!(needed <= context.context_length, "the model's context has fewer than {needed} tokens");
+    let bodies = Bodies::new(arguments)?;
     block_on(async {
         let mut service = Service::start(arguments).await?;
         let measured = tokio::select! {
-            measured = measure(&service, arguments, context.vocab_size) => measured,
+            measured = measure(&service, arguments, &bodies) => measured,
             _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
         };
         // Fails if the process has ended.
@@ -50,18 +47,81 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Interactive answers of one phase.
 #[derive(Default)]
-struct Answers {
-    /// Times to the first token, sorted.
-    first: Vec<Duration>,
-    /// Times between tokens, sorted.
-    gaps: Vec<Duration>,
+pub(super) struct Answers {
+    /// Times to the first token.
+    pub first: Vec<Duration>,
+    /// Times between tokens.
+    pub gaps: Vec<Duration>,
     tokens: u64,
 }
 
 impl Answers {
-    fn sort(&mut self) {
+    pub fn sort(&mut self) {
         self.first.sort_unstable();
         self.gaps.sort_unstable();
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.first.extend(other.first);
+        self.gaps.extend(other.gaps);
+        self.tokens += other.tokens;
+    }
+
+    /// Returns the tokens computed for them, with their prompts.
+    pub fn computed(&self, arguments: &Arguments) -> u64 {
+        self.tokens + (self.first.len() * arguments.prompt.get()) as u64
+    }
+}
+
+/// Makes the requests of callers and of work beside them.
+#[derive(Clone)]
+pub(super) struct Bodies {
+    model: String,
+    vocab_size: usize,
+    prompt: usize,
+    batch_prompt: usize,
+    generate: usize,
+}
+
+impl Bodies {
+    pub fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+        let context = arguments.model.open()?.config().clone();
+        let (prompt, batch_prompt) = (arguments.prompt.get(), arguments.batch_prompt.get());
+        let generate = arguments.generate().get();
+        let needed = prompt.max(batch_prompt) + generate.max(BATCH_TOKENS);
+        let has_room = needed <= context.context_length;
+        ensure!(has_room, "the model's context has fewer than {needed} tokens");
+        let vocab_size = context.vocab_size;
+        Ok(Self { model: String::new(), vocab_size, prompt, batch_prompt, generate })
+    }
+
+    /// The same for a model of the service.
+    pub fn of(&self, model: &str) -> Self {
+        Self { model: model.to_owned(), ..self.clone() }
+    }
+
+    fn body(&self, prompt: usize, round: usize, index: usize, tokens: usize) -> Value {
+        let work = Work { jobs: 1 << 20, prompt, generate: 0, vocab_size: self.vocab_size };
+        json!({
+            "model": self.model,
+            "prompt": work.prompt(round, index),
+            "max_tokens": tokens,
+            "ignore_eos": true,
+            "temperature": 0,
+        })
+    }
+
+    /// Returns a caller's request. Every token is a letter, so that each one arrives as text: few tokens of a random model have
+    /// any.
+    pub fn interactive(&self, round: usize, index: usize) -> Value {
+        let mut body = self.body(self.prompt, round, index, self.generate);
+        body["logit_bias"] = json!({ LETTER: 100 });
+        body
+    }
+
+    /// Returns a line of the batch.
+    pub fn batch(&self, line: usize) -> Value {
+        self.body(self.batch_prompt, 1, line, BATCH_TOKENS)
     }
 }
 
@@ -76,38 +136,20 @@ struct Measured {
 async fn measure(
     service: &Service,
     arguments: &Arguments,
-    vocab_size: usize,
+    bodies: &Bodies,
 ) -> anyhow::Result<Measured> {
     let model = service.api.models().await?.into_iter().next().context("nothing is served")?;
-    let of = |prompt: usize| Work { jobs: 1 << 20, prompt, generate: 0, vocab_size };
-    let (interactive, batch) = (of(arguments.prompt.get()), of(arguments.batch_prompt.get()));
-    let body = |work: &Work, round, index, tokens: usize| {
-        json!({
-            "model": model,
-            "prompt": work.prompt(round, index),
-            "max_tokens": tokens,
-            "ignore_eos": true,
-            "temperature": 0,
-        })
-    };
-    let generate = arguments.generate().get();
-    // Every token is a letter, so that each one arrives as text: few tokens of a random model have any.
-    let interactive = |round, index| {
-        let mut body = body(&interactive, round, index, generate);
-        body["logit_bias"] = json!({ LETTER: 100 });
-        body
-    };
+    let bodies = bodies.of(&model);
     let mut alone = Answers::default();
     // The first answer warms up.
     for index in 0..=ALONE {
         let mut answer = Answers::default();
-        ask(service, interactive(0, index), &mut answer).await?;
+        ask(service, bodies.interactive(0, index), &mut answer).await?;
         if index > 0 {
-            alone.first.extend(answer.first);
-            alone.gaps.extend(answer.gaps);
+            alone.add(answer);
         }
     }
-    let lines = (0..arguments.batch_lines()).map(|line| body(&batch, 1, line, BATCH_TOKENS));
+    let lines = (0..arguments.batch_lines()).map(|line| bodies.batch(line));
     let id = service.submit_batch(lines, ENDPOINT).await?.id;
     let (started, before) = (Instant::now(), service.tokens().await?);
     while service.tokens().await? < before + 2 * arguments.batch_prompt.get() as u64 {
@@ -126,9 +168,9 @@ async fn measure(
         if started.elapsed() >= SPAN {
             break;
         }
-        ask(service, interactive(2, index), &mut beside).await?;
+        ask(service, bodies.interactive(2, index), &mut beside).await?;
     }
-    let own = beside.tokens + (beside.first.len() * arguments.prompt.get()) as u64;
+    let own = beside.computed(arguments);
     let done = (service.tokens().await? - before).saturating_sub(own);
     let batch_beside = done as f64 / started.elapsed().as_secs_f64();
     let status = service.api.batch(&id).await?.status;
@@ -139,7 +181,11 @@ async fn measure(
 }
 
 /// Streams an answer and records the times of its tokens.
-async fn ask(service: &Service, mut body: Value, answers: &mut Answers) -> anyhow::Result<()> {
+pub(super) async fn ask(
+    service: &Service,
+    mut body: Value,
+    answers: &mut Answers,
+) -> anyhow::Result<()> {
     body["stream"] = json!(true);
     let url = format!("{}{ENDPOINT}", service.url);
     let request = service.client.request(Method::POST, &url)?.bearer_auth(&service.key);

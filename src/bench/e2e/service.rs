@@ -34,6 +34,8 @@ pub(super) struct Setup<'a> {
     pub words: Vec<String>,
     /// The servers it uses.
     pub servers: Option<ServerUrls<'a>>,
+    /// Another step target than the command line's, in milliseconds.
+    pub step_target: Option<u32>,
 }
 
 /// A service under test.
@@ -90,6 +92,12 @@ impl Service {
         Self::start_with(arguments, Setup::default()).await
     }
 
+    /// Starts a service over a file, with another step target, in milliseconds.
+    pub async fn start_stepping(arguments: &Arguments, step_target: u32) -> anyhow::Result<Self> {
+        let setup = Setup { step_target: Some(step_target), ..Setup::default() };
+        Self::start_with(arguments, setup).await
+    }
+
     /// Starts a service.
     pub async fn start_with(arguments: &Arguments, setup: Setup<'_>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
@@ -99,7 +107,8 @@ impl Service {
         command.arg(folder.path().join("store")).args(["--model", &arguments.model.model]);
         command.args(["--max-batch-lines", "1000000", "--max-sequences"]);
         command.arg(arguments.batch().to_string()).args(arguments.run.words());
-        command.args(["--step-target", &arguments.step_target.to_string()]);
+        let step_target = setup.step_target.unwrap_or(arguments.step_target);
+        command.args(["--step-target", &step_target.to_string()]);
         if let Some(mib) = arguments.kv_memory {
             command.args(["--kv-memory", &mib.to_string()]);
         }
@@ -132,6 +141,26 @@ impl Service {
         bodies: impl Iterator<Item = Value>,
         endpoint: &str,
     ) -> anyhow::Result<RemoteBatch> {
+        self.create_batch(bodies, endpoint, ("24h", "low")).await
+    }
+
+    /// Starts a batch of lines with these bodies and this completion window, at its priority.
+    pub async fn submit_batch_within(
+        &self,
+        bodies: impl Iterator<Item = Value>,
+        endpoint: &str,
+        window: &str,
+    ) -> anyhow::Result<RemoteBatch> {
+        let priority = if window == "background" { "low" } else { "normal" };
+        self.create_batch(bodies, endpoint, (window, priority)).await
+    }
+
+    async fn create_batch(
+        &self,
+        bodies: impl Iterator<Item = Value>,
+        endpoint: &str,
+        (window, priority): (&str, &str),
+    ) -> anyhow::Result<RemoteBatch> {
         let path = self.folder.path().join("batch.jsonl");
         let mut file = std::io::BufWriter::new(std::fs::File::create(&path)?);
         for (line, body) in bodies.enumerate() {
@@ -149,8 +178,9 @@ impl Service {
         let batch = NewBatch {
             file: &uploaded,
             endpoint,
-            window: "24h",
-            priority: "low",
+            window,
+            priority,
+            escalation: None,
             idempotency_key: "bench",
         };
         Ok(self.api.create(&batch).await?)

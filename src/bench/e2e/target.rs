@@ -53,7 +53,7 @@ impl Target {
                 .map(str::to_owned)
                 .into();
         let Some(given) = arguments.servers.given()? else {
-            let service = Service::start_with(arguments, Setup { words, servers: None }).await?;
+            let service = Service::start_with(arguments, Setup { words, ..Setup::default() }).await?;
             let models = service.api.models().await?;
             let model = models.into_iter().next().context("nothing is served")?;
             return Ok(Self { key: service.key.clone(), model, service, servers: None });
@@ -61,7 +61,7 @@ impl Target {
         let id = JobId::generate().to_string();
         let model = format!("bench-{}", &id[id.len() - RANDOM_DIGITS..]);
         words.extend(["--name".to_owned(), model.clone()]);
-        let setup = Setup { words, servers: Some(given) };
+        let setup = Setup { words, servers: Some(given), ..Setup::default() };
         let service = Service::start_with(arguments, setup).await?;
         let (store, dispatcher) = (given.store().await?, given.dispatcher().await?);
         let tenant = Tenant(model.clone());

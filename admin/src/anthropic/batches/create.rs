@@ -86,6 +86,7 @@ pub(super) async fn create(
         metadata: None,
         output_expires_s: None,
         webhook: None,
+        escalation: None,
     };
     let created = create_with_file(app, caller, new, (&file, lines), idempotency_key).await;
     let is_used = created.as_ref().is_ok_and(|batch| batch.input == file.id);

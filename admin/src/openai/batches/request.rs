@@ -9,6 +9,7 @@ use tritmill_client::{
 };
 use tritmill_queue::{Priority, Tier};
 
+use super::escalation::NewEscalation;
 use crate::{
     ApiError, App,
     notices::signature,
@@ -40,6 +41,7 @@ pub(crate) struct NewBatch {
     pub metadata: Option<Map<String, Value>>,
     pub output_expires_s: Option<u64>,
     pub webhook: Option<Webhook>,
+    pub escalation: Option<NewEscalation>,
 }
 
 impl NewBatch {
@@ -97,6 +99,10 @@ impl NewBatch {
             .take("webhook")
             .map(|value| parse_webhook(value, allowed, "webhook."))
             .transpose()?;
+        let escalation = fields
+            .take("escalation")
+            .map(|value| NewEscalation::parse(value, &endpoint, within))
+            .transpose()?;
         fields.finish()?;
         Ok(Self {
             input,
@@ -108,6 +114,7 @@ impl NewBatch {
             metadata,
             output_expires_s,
             webhook,
+            escalation,
         })
     }
 
@@ -206,6 +213,8 @@ mod tests {
         let hook = |url: &str| json!({ "webhook": { "url": url } });
         assert_eq!(invalid(hook("https://hooks.example/x")), None);
         assert_eq!(invalid(json!({ "endpoint": "mixed" })), None);
+        let escalation = json!({ "escalation": { "model": "small", "after": "20h" } });
+        assert_eq!(invalid(escalation), None);
         assert_eq!(invalid(json!({ "open": true, "input_file_id": null })), None);
         let many: Map<String, Value> = (0..17).map(|n| (n.to_string(), json!("x"))).collect();
         for (wrong, param) in [
@@ -221,6 +230,15 @@ mod tests {
             (json!({ "metadata": { "k".repeat(65): "x" } }), "metadata"),
             (json!({ "metadata": { "a": 1 } }), "metadata"),
             (json!({ "priority": "high" }), "priority"),
+            (json!({ "escalation": "small" }), "escalation"),
+            (json!({ "escalation": { "after": "20h" } }), "escalation.model"),
+            (json!({ "escalation": { "model": "small", "after": "24h" } }), "escalation.after"),
+            (json!({ "escalation": { "model": "small", "after": "soon" } }), "escalation.after"),
+            (json!({ "escalation": { "model": "a", "after": "1h", "to": 1 } }), "escalation.to"),
+            (
+                json!({ "endpoint": "mixed", "escalation": { "model": "a", "after": "1h" } }),
+                "escalation",
+            ),
             (
                 json!({ "output_expires_after": { "anchor": "created_at", "seconds": 1 } }),
                 "output_expires_after",

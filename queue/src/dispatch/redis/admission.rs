@@ -11,6 +11,7 @@ use super::{
 use crate::{
     dispatch::{
         Backlog, BacklogByPriority, Demand, DispatchError, Limit, Missing, PriorityBacklog, Quotas,
+        backlog::Turns,
     },
     job::{Priority, QueueName},
 };
@@ -121,17 +122,12 @@ fn backlog_by_priority(
     parts: &[[u64; OF_PRIORITY]; 3],
     demands: &[TenantDemand],
 ) -> BacklogByPriority {
-    let part = |[entries, tokens, tenants, of_tenant]: [u64; OF_PRIORITY]| {
-        let before = match demands {
-            // Its turn comes when each of the others was served as much as it, or one entry.
-            [one] => {
-                let mean = tokens as f64 / entries.max(1) as f64;
-                let others = tenants as f64 * (of_tenant as f64 + mean.max(one.tokens as f64));
-                tokens.min(others as u64)
-            }
-            _ => tokens,
+    let part = |[entries, tokens, tenants, waiting]: [u64; OF_PRIORITY]| {
+        let turns = match demands {
+            [one] => Some(Turns { tenants, waiting, asked: one.tokens }),
+            _ => None,
         };
-        PriorityBacklog { entries, tokens, before }
+        PriorityBacklog::of(entries, tokens, turns)
     };
     BacklogByPriority { parts: parts.map(part) }
 }

@@ -19,8 +19,7 @@ for _, priority in ipairs(PRIORITIES) do
   for _, tenant in ipairs(redis.call('ZRANGE', active_key(priority), 0, tenants_max - 1)) do
     local place = priority .. ':' .. tenant
     local stream, first_job = stream_key(place), redis.call('ZRANGE', front_key(place), 0, 0)[1]
-    -- The first 48 bits of a job's id are its time in ms.
-    local ms = first_job and tonumber(first_job:sub(1, 8) .. first_job:sub(10, 13), 16)
+    local ms = first_job and submitted_ms(first_job)
     if ms then note(string.format('%.0f', ms)) end
     for _, name in ipairs({ stream, stream_key(requeued_place(place)) }) do
       local returned = redis.pcall('XPENDING', name, GROUP, '-', '+', 1, RETURNED_CONSUMER)

@@ -81,6 +81,8 @@ impl RedisDispatcher {
             tenant: Tenant::default(),
             cost: 1,
             shard_key: 0,
+            is_first: false,
+            expires_at: None,
         };
         let entries = std::slice::from_ref(&entry);
         self.use_directly(queue).await.map_err(unavailable)?;

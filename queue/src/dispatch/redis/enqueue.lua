@@ -7,7 +7,7 @@
   ARGV[4]   tokens of these
   ARGV[5]   mode: `new`; `checked` if the limits were checked before; `requeue` for jobs that go in front, up to twice
             the limit of entries, which bounds Redis's memory
-  ARGV[6…]  three for each entry: job, place, cost
+  ARGV[6…]  four for each entry: job, place, cost, deadline in ms; `0` without one, `first` for a job that goes in front
 
   Returns {number of entries added, 0, 0}, or {-1, exceeded limit, time to retry in ms}
 ]]
@@ -34,7 +34,7 @@ end
 
 -- Positions in ARGV of the entries to add.
 local new, seen, tokens = {}, {}, 0
-for i = FIRST_ENTRY, #ARGV, 3 do
+for i = FIRST_ENTRY, #ARGV, 4 do
   local id, cost = ARGV[i], ARGV[i + 2]
   if not seen[id] and not is_live(id) then
     seen[id] = true
@@ -54,7 +54,7 @@ end
 
 local added = {}
 for _, i in ipairs(new) do
-  local id, place, cost = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+  local id, place, cost, expires = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
   redis.call('ZREM', due_key, id)
   local sums = added[place]
   if not sums then
@@ -62,11 +62,12 @@ for _, i in ipairs(new) do
     added[place] = sums
     open_stream(place)
   end
-  if mode == 'requeue' then
+  if mode == 'requeue' or expires == 'first' then
+    local score = expires == 'first' and FIRST_SCORE or REQUEUED_SCORE
     redis.call('HSET', locations_key, id, string.format('=%d:%s', cost, place))
-    redis.call('ZADD', front_key(place), 0, id)
+    redis.call('ZADD', front_key(place), score, id)
   else
-    append_entry(id, place, cost)
+    append_entry(id, place, cost, expires)
   end
   sums.entries, sums.tokens = sums.entries + 1, sums.tokens + cost
 end

@@ -62,6 +62,14 @@ fn tokens(entries: &[&Entry]) -> u64 {
     entries.iter().map(|entry| u64::from(entry.cost)).sum()
 }
 
+/// The deadline of an entry, as `enqueue.lua` takes it.
+fn deadline(entry: &Entry) -> String {
+    match entry.expires_at {
+        _ if entry.is_first => "first".to_owned(),
+        expires_at => expires_at.map_or(0, |at| at.0.max(0)).to_string(),
+    }
+}
+
 /// An entry and its due time, on Redis's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delayed {
@@ -148,7 +156,8 @@ impl Inner {
         ];
         for entry in entries {
             let (id, cost) = (entry.id.to_string(), entry.cost.to_string());
-            arguments.extend([id, keys::place(entry.priority, &entry.tenant), cost]);
+            let place = keys::place(entry.priority, &entry.tenant);
+            arguments.extend([id, place, cost, deadline(entry)]);
         }
         let prefix = shard.prefix();
         let run = self.connections.run_again(&scripts::ENQUEUE, &prefix, &arguments).await;

@@ -11,32 +11,44 @@
 
   Priorities share by smooth weighted round robin over the waiting entries (see memory.rs). Tenants of one priority are
   served in order of tokens served so far: a deficit round robin without a quantum, fair to within one entry. A single
-  tenant is read with one command. Of one tenant come first entries that were handed back, then requeued jobs, then
-  fresh entries.
+  tenant is read with one command. Of one tenant come first entries that were handed back, then the jobs in front, then
+  fresh entries. The tokens of an entry near its deadline count less in the turns (Entry::turn_tokens).
 ]]
 local consumer, entries_max, new_name, only_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local WEIGHTS = { high = 16, normal = 4, low = 1 }
-local taken, groups_created, foreign = {}, 0, 0
+-- How much of a job's time, at its end, counts as near its deadline, and how many times as large the share is then.
+local NEAR_PART, NEAR_SHARE = 4, 4
+local taken, groups_created, foreign, now = {}, 0, 0, now_ms()
 
 local function create_group(stream)
   redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
   groups_created = groups_created + 1
 end
 
--- Takes entries of a stream that were handed back, in their old order; returns their number and tokens.
+-- Tokens of an entry that count in its tenant's turns.
+local function turn_tokens(id, cost, expires)
+  if expires == 0 then return cost end
+  local near = math.floor((expires - submitted_ms(id)) / NEAR_PART)
+  local begin = expires - near
+  if near <= 0 or now <= begin then return cost end
+  return math.floor(cost / (1 + (NEAR_SHARE - 1) * math.min(1, (now - begin) / near)))
+end
+
+-- Takes entries of a stream that were handed back, in their old order; returns their number, tokens and turns' tokens.
 local function take_returned(place, wanted)
   local returned = tonumber(redis.call('HGET', returned_key, place) or 0)
-  if wanted <= 0 or returned <= 0 then return 0, 0 end
-  local stream, entries, tokens = stream_key(place), 0, 0
+  if wanted <= 0 or returned <= 0 then return 0, 0, 0 end
+  local stream, entries, tokens, turns = stream_key(place), 0, 0, 0
   local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', wanted, RETURNED_CONSUMER)
   if pending.err then pending = {} end
   for _, item in ipairs(pending) do
     local entry, deliveries = item[1], item[4]
     local claimed = redis.call('XCLAIM', stream, GROUP, consumer, 0, entry)
-    local id, cost = decode_entry(claimed[1] and claimed[1][2])
+    local id, cost, expires = decode_entry(claimed[1] and claimed[1][2])
     if id then
       taken[#taken + 1] = { id, place .. ':' .. entry, deliveries + 1 }
       entries, tokens = entries + 1, tokens + cost
+      turns = turns + turn_tokens(id, cost, expires)
     else
       drop_entry(place, entry)
       foreign = foreign + 1
@@ -47,7 +59,7 @@ local function take_returned(place, wanted)
   else
     redis.call('HINCRBY', returned_key, place, -#pending)
   end
-  return entries, tokens
+  return entries, tokens, turns
 end
 
 -- Makes the stream for requeued jobs ready, without fresh entries.
@@ -60,7 +72,7 @@ local function open_requeued_stream(place)
   end
 end
 
--- Takes requeued jobs, the oldest first; returns their number and tokens.
+-- Takes jobs in front; returns their number and tokens.
 local function take_front(place, wanted)
   local ids = redis.call('ZRANGE', front_key(place), 0, wanted - 1)
   if #ids == 0 then return 0, 0 end
@@ -114,17 +126,17 @@ local function read(place, wanted)
   return reply[1][2]
 end
 
--- Takes fresh entries; returns their number, their tokens and whether none are left. An entry that another program
--- added is dropped if it is invalid or if its job has another entry; an unknown job is accepted.
+-- Takes fresh entries; returns their number, tokens and turns' tokens, and whether none are left. An entry that another
+-- program added is dropped if it is invalid or if its job has another entry; an unknown job is accepted.
 local function take_fresh(place, wanted)
-  local entries, tokens = 0, 0
+  local entries, tokens, turns = 0, 0, 0
   while entries < wanted do
     local items = read(place, wanted - entries)
-    if #items == 0 then return entries, tokens, true end
-    local ids, costs = {}, {}
+    if #items == 0 then return entries, tokens, turns, true end
+    local ids, costs, deadlines = {}, {}, {}
     for n, item in ipairs(items) do
-      local id, cost = decode_entry(item[2])
-      ids[n], costs[n] = id or '', cost
+      local id, cost, expires = decode_entry(item[2])
+      ids[n], costs[n], deadlines[n] = id or '', cost, expires
     end
     local locations = redis.call('HMGET', locations_key, unpack(ids))
     local new, new_locations, taken_count = {}, {}, #taken
@@ -143,6 +155,7 @@ local function take_fresh(place, wanted)
         taken_count = taken_count + 1
         taken[taken_count] = { id, place_and_entry, 1 }
         entries, tokens = entries + 1, tokens + cost
+        turns = turns + turn_tokens(id, cost, deadlines[n])
       else
         drop_entry(place, entry)
         foreign = foreign + 1
@@ -150,27 +163,27 @@ local function take_fresh(place, wanted)
     end
     if #new_locations > 0 then redis.call('HSET', locations_key, unpack(new_locations)) end
   end
-  return entries, tokens, false
+  return entries, tokens, turns, false
 end
 
 -- Takes entries of one tenant; returns their number.
 local function take(priority, tenant, wanted)
   local place = priority .. ':' .. tenant
-  local entries, tokens = take_returned(place, wanted)
-  local more, more_tokens = take_returned(requeued_place(place), wanted - entries)
-  entries, tokens = entries + more, tokens + more_tokens
+  local entries, tokens, turns = take_returned(place, wanted)
+  local more, more_tokens, more_turns = take_returned(requeued_place(place), wanted - entries)
+  entries, tokens, turns = entries + more, tokens + more_tokens, turns + more_turns
   local is_empty = false
   if entries < wanted then
     more, more_tokens = take_front(place, wanted - entries)
-    entries, tokens = entries + more, tokens + more_tokens
+    entries, tokens, turns = entries + more, tokens + more_tokens, turns + more_tokens
   end
   if entries < wanted then
-    more, more_tokens, is_empty = take_fresh(place, wanted - entries)
-    entries, tokens = entries + more, tokens + more_tokens
+    more, more_tokens, more_turns, is_empty = take_fresh(place, wanted - entries)
+    entries, tokens, turns = entries + more, tokens + more_tokens, turns + more_turns
   end
   if entries > 0 then
     -- At least one token each, or entries without cost would always be served first.
-    redis.call('ZINCRBY', active_key(priority), math.max(tokens, entries), tenant)
+    redis.call('ZINCRBY', active_key(priority), math.max(turns, entries), tenant)
   end
   local is_last = entries > 0 and add_waiting(place, -entries, -tokens) <= 0
   if is_empty or (is_last and redis.call('EXISTS', front_key(place)) == 0) then
@@ -236,7 +249,7 @@ while #taken < entries_max do
   if #taken == before then break end
 end
 local next_due = redis.call('ZRANGE', due_key, 0, 0, 'WITHSCORES')
-local due_in_ms = next_due[2] and math.max(0, tonumber(next_due[2]) - now_ms()) or -1
+local due_in_ms = next_due[2] and math.max(0, tonumber(next_due[2]) - now) or -1
 -- One wake-up wakes one consumer, so that one wakes the next.
 if #taken > 0 and tonumber(redis.call('HGET', meta_key, 'entries') or 0) > 0 then wake(1) end
 return { name, groups_created, foreign, due_in_ms, taken }

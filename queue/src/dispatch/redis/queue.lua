@@ -10,12 +10,13 @@
   A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. An entry of a stream is fresh until the group delivers
   it, then pending with a consumer. An entry that was handed back is pending with RETURNED_CONSUMER.
 
-  Requeued jobs come before the fresh entries of their place, in order of age, which is that of their ids. A stream
-  only grows at its end, so they wait in a sorted set. When one is delivered, its entry is added to the stream of
-  `PLACE:requeued`, which has no other fresh entries.
+  Jobs that are first come before the others of their place, and requeued jobs before fresh entries, each in order of
+  age, which is that of their ids. A stream only grows at its end, so they wait in a sorted set: in front. When one is
+  delivered, its entry is added to the stream of `PLACE:requeued`, which has no other fresh entries.
 
-  An entry has the fields version, id and cost. Redis keeps the names of fields once for each node of a stream, about
-  a hundred entries, so they are words. A location is kept for each job, so its form is short.
+  An entry has the fields version, id, cost and expires: its deadline in ms, or 0. Redis keeps the names of fields once
+  for each node of a stream, about a hundred entries, so they are words. A location is kept for each job, so its form is
+  short. The deadline only decides about turns, so that of an entry which waits elsewhere meanwhile is not kept.
 ]]
 local prefix, meta_key = KEYS[1], KEYS[2]
 -- meta_key is a hash:
@@ -44,11 +45,12 @@ local wakeups_key = prefix .. ':wakeups'
 local function active_key(priority) return prefix .. ':active:' .. priority end
 -- Sorted set: tenants without waiting entries that were served more than others, by tokens that were served so far.
 local function owed_key(priority) return prefix .. ':owed:' .. priority end
--- Sorted set: requeued jobs of a place; all scores are 0, so they are in order of id.
+-- Sorted set: the jobs in front of a place, by score and then by id.
 local function front_key(place) return prefix .. ':front:' .. place end
 local function stream_key(place) return prefix .. ':' .. place end
 
 local GROUP, RETURNED_CONSUMER = 'workers', ':returned'
+local FIRST_SCORE, REQUEUED_SCORE = -1, 0
 local PRIORITIES = { 'high', 'normal', 'low' }
 local WAKEUPS_MAX = 8
 local RATE_MS = 30000      -- time constant of the drain rate
@@ -104,18 +106,23 @@ local function is_uuid(id)
   return #id == 36 and one == 45 and two == 45 and three == 45 and four == 45 and id:find(UUID)
 end
 
--- Job and cost of an entry; nil if the entry is foreign.
+-- The time of a job's id in ms.
+local function submitted_ms(id) return tonumber(id:sub(1, 8) .. id:sub(10, 13), 16) end
+
+-- Job, cost and deadline of an entry; nil if the entry is foreign. An entry that another program added may have no
+-- deadline.
 local function decode_entry(fields)
   if not fields then return nil end
-  local id, cost
+  local id, cost, expires
   if fields[1] == 'version' and fields[2] == '1' and fields[3] == 'id' and fields[5] == 'cost' then
-    id, cost = fields[4], fields[6]
+    id, cost, expires = fields[4], fields[6], fields[7] == 'expires' and fields[8]
   else
     local values = named(fields)
-    if values.version == '1' then id, cost = values.id, values.cost end
+    if values.version == '1' then id, cost, expires = values.id, values.cost, values.expires end
   end
   if not (id and is_uuid(id) and cost and #cost <= 10 and cost:find('^%d+$')) then return nil end
-  return id, tonumber(cost)
+  local has_deadline = expires and #expires <= 15 and expires:find('^%d+$')
+  return id, tonumber(cost), has_deadline and tonumber(expires) or 0
 end
 
 -- Whether an entry is before another one of its stream.
@@ -272,8 +279,9 @@ local function close_stream(place)
 end
 
 -- Appends an entry; the caller counts it.
-local function append_entry(id, place, cost)
-  local entry = redis.call('XADD', stream_key(place), '*', 'version', '1', 'id', id, 'cost', cost)
+local function append_entry(id, place, cost, expires)
+  local entry =
+    redis.call('XADD', stream_key(place), '*', 'version', '1', 'id', id, 'cost', cost, 'expires', expires or '0')
   redis.call('HSET', locations_key, id, string.format('%d:%s:%s', cost, place, entry))
 end
 

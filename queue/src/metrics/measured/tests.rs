@@ -79,6 +79,8 @@ async fn refused_and_dropped_calls_are_counted_as_such() {
         tenant: Tenant::default(),
         cost: 1,
         shard_key: 0,
+        is_first: false,
+        expires_at: None,
     };
     dispatcher.enqueue(&[entry(), entry()]).await.expect_err("it is full");
     let pull =

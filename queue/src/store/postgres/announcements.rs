@@ -91,7 +91,7 @@ pub(super) async fn unannounced(
     let mut entries = Vec::new();
     if !ids.is_empty() {
         let queued = query(
-            "SELECT id, tenant, priority, cost, shard_key FROM open_jobs
+            "SELECT id, tenant, priority, cost, shard_key, expires_at, tier FROM open_jobs
              WHERE id = ANY($1) AND state = 'queued' ORDER BY id",
         );
         for row in &store.fetch_all(queued.bind(ids)).await? {

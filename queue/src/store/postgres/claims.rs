@@ -106,11 +106,11 @@ WITH clock AS (SELECT store_now_ms($1) AS now), claimed AS (
     SET state = 'running', epoch = epoch + 1, claim_id = $5, owner = $3,
         lease_until = (SELECT now FROM clock) + $4, claimed_at = (SELECT now FROM clock),
         started_at = coalesce(started_at, (SELECT now FROM clock)), alone = losses >= $6
-    WHERE id = ANY($2) AND state || '' = 'queued'
+    WHERE id = ANY($2) AND state || '' = 'queued' AND ($7::text IS NULL OR (model = $7 AND format = $8))
       AND (expires_at IS NULL OR expires_at > (SELECT now FROM clock))
-    RETURNING id, epoch, claim_id, attempts, alone, expires_at, job, checkpoint
+    RETURNING id, epoch, claim_id, attempts, alone, expires_at, job, checkpoint, model, format
 )
-SELECT id, epoch, claim_id, attempts, alone, job, checkpoint, expires_at - now AS expires_in
+SELECT id, epoch, claim_id, attempts, alone, job, checkpoint, model, format, expires_at - now AS expires_in
 FROM claimed, clock";
 
 /// Claims the jobs that are queued, in the order of `ids`.
@@ -125,7 +125,9 @@ pub(super) async fn claim(
         .bind(by.owner)
         .bind(milliseconds(by.lease))
         .bind(by.claim_id)
-        .bind(LOSSES_MAX);
+        .bind(LOSSES_MAX)
+        .bind(by.queue.map(|queue| &*queue.model))
+        .bind(by.queue.map(|queue| &*queue.format));
     let claimed = store.fetch_hot(claim).await?;
     let (mut claims, unreadable) = rows::claims(&claimed)?;
     if !unreadable.is_empty()

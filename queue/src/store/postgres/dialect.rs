@@ -43,10 +43,10 @@ macro_rules! any_text {
     };
 }
 
-/// The columns `cost` and `shard_key` of a job.
-macro_rules! cost {
+/// The columns of a job's entry besides its id, tenant and priority.
+macro_rules! entry_columns {
     () => {
-        "cost, shard_key"
+        "cost, shard_key, expires_at, tier"
     };
 }
 
@@ -92,7 +92,7 @@ pub(super) const ID_TEXT: &str = "id::text";
 
 /// Reads the jobs of a queue after a job, or after the nil id, in the order in which they are taken.
 pub(super) const QUEUED: &str = "
-SELECT id, tenant, priority, cost, shard_key FROM open_jobs
+SELECT id, tenant, priority, cost, shard_key, expires_at, tier FROM open_jobs
 WHERE model = $1 AND format = $2 AND state = 'queued' AND id > $3 ORDER BY id LIMIT $4";
 
 /// Sums the tokens of the results of a queue, or of all.

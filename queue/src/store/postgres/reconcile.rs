@@ -65,7 +65,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
         error_signature = convert_from($6, 'UTF8')
     FROM due WHERE open_jobs.id = ANY(ARRAY(SELECT id FROM due)) AND open_jobs.id = due.id
                AND NOT (alone AND attempts + 1 >= attempts_max)
-    RETURNING open_jobs.id, epoch, state, tenant, model, format, priority, cost, shard_key, owner, claimed_at
+    RETURNING open_jobs.id, epoch, state, tenant, model, format, priority, cost, shard_key, expires_at, tier, owner, claimed_at
 ), ended AS (
     DELETE FROM open_jobs USING due
     WHERE open_jobs.id = ANY(ARRAY(SELECT id FROM due)) AND open_jobs.id = due.id
@@ -80,14 +80,14 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     end_jobs!(),
     announce_again!("queued"),
     ", moved AS (
-    SELECT id, epoch, state, tenant, model, format, priority, cost, shard_key, owner, claimed_at FROM queued
+    SELECT id, epoch, state, tenant, model, format, priority, cost, shard_key, expires_at, tier, owner, claimed_at FROM queued
     UNION ALL
-    SELECT id, epoch, state, tenant, model, format, priority, cost, shard_key, owner, claimed_at FROM ended
+    SELECT id, epoch, state, tenant, model, format, priority, cost, shard_key, expires_at, tier, owner, claimed_at FROM ended
 ), errors AS (
     INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
     SELECT id, epoch, now, $3, owner, claimed_at FROM moved, clock ON CONFLICT DO NOTHING
 )
-SELECT id, state, tenant, model, format, priority, cost, shard_key FROM moved ORDER BY id"
+SELECT id, state, tenant, model, format, priority, cost, shard_key, expires_at, tier FROM moved ORDER BY id"
 );
 
 /// Expires unclaimed jobs past their deadline; ordered like [`PROMOTE`].
@@ -107,7 +107,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
               NULL::bigint AS claim_epoch, NULL AS claim_owner, NULL::bigint AS claim_at",
     end_jobs!(),
     "
-SELECT id, state, tenant, model, format, priority, cost, shard_key FROM ended ORDER BY id"
+SELECT id, state, tenant, model, format, priority, cost, shard_key, expires_at, tier FROM ended ORDER BY id"
 );
 
 /// Queues scheduled and retrying jobs that are due, in the order of their index. In the order of ids, a
@@ -122,11 +122,11 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
 ), moved AS (
     UPDATE open_jobs SET state = 'queued', run_at = NULL
     FROM due WHERE open_jobs.id = ANY(ARRAY(SELECT id FROM due)) AND open_jobs.id = due.id
-    RETURNING open_jobs.id, state, tenant, model, format, priority, cost, shard_key
+    RETURNING open_jobs.id, state, tenant, model, format, priority, cost, shard_key, expires_at, tier
 )",
     announce_again!("moved"),
     "
-SELECT id, state, tenant, model, format, priority, cost, shard_key FROM moved ORDER BY id"
+SELECT id, state, tenant, model, format, priority, cost, shard_key, expires_at, tier FROM moved ORDER BY id"
 );
 
 /// Applies all changes that are due; returns what changed.

@@ -60,7 +60,7 @@ async fn replay(
 ) -> Result<Vec<Replay>, StoreError> {
     // The rows are locked so that no purge deletes them meanwhile.
     let dead = concat!(
-        "SELECT id, job FROM jobs WHERE id ",
+        "SELECT id, model, format, job FROM jobs WHERE id ",
         any_of!("$1"),
         " AND state = 'failed' ORDER BY id",
         for_share!()
@@ -71,7 +71,7 @@ async fn replay(
     let mut replays = Vec::with_capacity(dead.len());
     for row in &dead {
         let replay_of = rows::id(row, "id")?;
-        let job: Job = match dialect::decode(row, "job") {
+        let job: Job = match rows::stored_job(row) {
             Ok(job) => job,
             // This job stays a dead letter; the others are replayed.
             Err(error @ StoreError::Damaged { .. }) => {

@@ -11,7 +11,7 @@ use super::{
     charges, claims, dialect, rows,
 };
 use crate::{
-    job::{JobId, Timestamp},
+    job::{JobId, QueueName, Timestamp},
     store::{
         Progress, StoreError,
         job_ranges::{ChangedJobs, EndMark, EndedJob, JobEnd, JobEnds, JobRanges, RangedJob},
@@ -54,6 +54,14 @@ macro_rules! startable {
     };
 }
 
+/// A job that waits in another queue than that of model `$3` and format `$4`, and is not held.
+macro_rules! waits_elsewhere {
+    () => {
+        "(state IN ('queued', 'retrying') OR (state = 'scheduled' AND run_at IS NOT NULL))
+         AND (model <> $3 OR format <> $4)"
+    };
+}
+
 /// A job that has not ended and has another deadline than `$3`.
 macro_rules! other_deadline {
     () => {
@@ -61,7 +69,7 @@ macro_rules! other_deadline {
     };
 }
 
-/// Returns up to `max` open jobs of a range by a statement, of which the caller has bound the first three parameters.
+/// Returns up to `max` open jobs of a range by a statement, of which the caller has bound the parameters before `LIMIT`.
 async fn find(
     store: &SqlStore,
     found: Query<'_>,
@@ -251,6 +259,43 @@ impl JobRanges for SqlStore {
             .bind(dialect::id_list(found))
             .bind(expires_at.0);
         Ok(ChangedJobs { jobs: self.execute(release).await?, more })
+    }
+
+    async fn move_range(
+        &self,
+        ids: RangeInclusive<JobId>,
+        to: &QueueName,
+        max: u32,
+    ) -> Result<ChangedJobs, StoreError> {
+        let found = query(concat!(
+            "SELECT id FROM ",
+            open_jobs!(),
+            " WHERE id BETWEEN $1 AND $2 AND ",
+            waits_elsewhere!(),
+            " ORDER BY id LIMIT $5"
+        ));
+        let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
+        let found = found.bind(&to.model).bind(&to.format);
+        let (found, more) = find(self, found, max).await?;
+        if found.is_empty() {
+            return Ok(ChangedJobs { jobs: 0, more });
+        }
+        let change = concat!(
+            "UPDATE ",
+            open_jobs!(),
+            " SET model = $3, format = $4, state = 'scheduled', run_at = ",
+            now!(),
+            ", epoch = epoch + 1, checkpoint = NULL WHERE id ",
+            any_of!("$2"),
+            " AND ",
+            waits_elsewhere!()
+        );
+        let change = query(change)
+            .bind(self.clock_parameter())
+            .bind(dialect::id_list(found))
+            .bind(&to.model)
+            .bind(&to.format);
+        Ok(ChangedJobs { jobs: self.execute(change).await?, more })
     }
 
     async fn ended(&self, ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError> {

@@ -15,6 +15,7 @@ use super::{
     dialect::{self, Db},
 };
 use crate::{
+    billing::{Billing, Tier},
     dispatch::Entry,
     job::{Job, JobId, JobState, Priority, Prompt, QueueName, Tenant, Timestamp},
     outcome::{JobError, Outcome},
@@ -150,9 +151,16 @@ pub fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("maps of this program have text keys")
 }
 
+/// Returns the job in the column `job`, with the queue of the columns `model` and `format`: it may have moved there since it was
+/// submitted.
+pub(crate) fn stored_job(row: &Row) -> Result<Job, StoreError> {
+    let job = dialect::decode::<Job>(row, "job")?;
+    Ok(Job { queue: queue(row)?, ..job })
+}
+
 /// Returns a job. If it cannot be read, a stand-in made from its other columns, and the reason.
 pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
-    let error = match dialect::decode(row, "job") {
+    let error = match stored_job(row) {
         Ok(job) => return Ok((job, None)),
         Err(error @ StoreError::Damaged { .. }) => error,
         Err(error) => return Err(error),
@@ -174,7 +182,7 @@ pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
         echo: Map::new(),
         custom_id: None,
         line_key: None,
-        billing: crate::billing::Billing::default(),
+        billing: Billing::default(),
         line_shape: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))
@@ -200,8 +208,8 @@ pub(crate) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
     }
 }
 
-/// Returns the entry of a queued job, from the columns `id`, `tenant`, `priority`, `cost` and
-/// `shard_key`.
+/// Returns the entry of a queued job, from the columns `id`, `tenant`, `priority`, `cost`, `shard_key`, `expires_at` and
+/// `tier`.
 pub(crate) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
     Ok(Entry {
         id: id(row, "id")?,
@@ -210,6 +218,8 @@ pub(crate) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
         tenant: Tenant(get(row, "tenant")?),
         cost: small(row, "cost")?,
         shard_key: shard_key(row)?,
+        is_first: word::<Tier>(row, "tier")? == Tier::Priority,
+        expires_at: get::<Option<i64>>(row, "expires_at")?.map(Timestamp),
     })
 }
 
@@ -242,7 +252,7 @@ pub(crate) fn claims(
 fn claim_of(row: &Row) -> Result<Claim, StoreError> {
     let expires_in: Option<i64> = get(row, "expires_in")?;
     Ok(Claim {
-        job: dialect::decode(row, "job")?,
+        job: stored_job(row)?,
         epoch: integer(row, "epoch")?,
         claim_id: integer(row, "claim_id")?,
         attempts: attempts(row, "attempts")?,

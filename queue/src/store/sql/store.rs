@@ -97,12 +97,12 @@ impl Store for SqlStore {
     ) -> Result<(Missing, Vec<Entry>), StoreError> {
         // Reads all queued jobs of the queue: only for a dispatcher that lost its data.
         let found = query(concat!(
-            "SELECT id, tenant, priority, cost, shard_key, jobs, tokens
-             FROM (SELECT id, tenant, priority, cost, shard_key,
+            "SELECT id, tenant, priority, cost, shard_key, expires_at, tier, jobs, tokens
+             FROM (SELECT id, tenant, priority, cost, shard_key, expires_at, tier,
                           row_number() OVER (PARTITION BY priority, tenant ORDER BY id) AS turn,
                           count(*) OVER () AS jobs, CAST(sum(cost) OVER () AS bigint) AS tokens
                    FROM (SELECT id, tenant, priority, ",
-            cost!(),
+            entry_columns!(),
             " FROM ",
             open_jobs!(),
             "        WHERE model = $1 AND format = $2 AND state = 'queued') AS waiting

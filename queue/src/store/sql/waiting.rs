@@ -34,7 +34,7 @@ impl WaitingJobs for SqlStore {
 /// Changes the column and the job, which have the same priority.
 async fn set_priority(store: &SqlStore, id: JobId, priority: Priority) -> Result<bool, StoreError> {
     let found = concat!(
-        "SELECT job FROM ",
+        "SELECT model, format, job FROM ",
         open_jobs!(),
         " WHERE id = $1 AND state IN ('scheduled', 'retrying')",
         for_update!()
@@ -42,7 +42,7 @@ async fn set_priority(store: &SqlStore, id: JobId, priority: Priority) -> Result
     let mut tx = store.begin().await?;
     let found = query(found).bind(Uuid::from(id)).fetch_optional(&mut *tx).await?;
     let Some(row) = found else { return Ok(false) };
-    let job = Job { priority, ..dialect::decode(&row, "job")? };
+    let job = Job { priority, ..rows::stored_job(&row)? };
     let changed = concat!("UPDATE ", open_jobs!(), " SET priority = $2, job = $3 WHERE id = $1");
     let changed = query(changed).bind(Uuid::from(id)).bind(priority.as_str());
     changed.bind(dialect::encode(&job)).execute(&mut *tx).await?;

@@ -90,7 +90,8 @@ pub(super) async fn claim(
                          alone = losses >= $6
          WHERE id IN (SELECT unhex(value) FROM json_each($3))
            AND state = 'queued' AND (expires_at IS NULL OR expires_at > $4)
-         RETURNING id, epoch, claim_id, attempts, alone, job, checkpoint,
+           AND ($7 IS NULL OR (model = $7 AND format = $8))
+         RETURNING id, epoch, claim_id, attempts, alone, job, checkpoint, model, format,
                    expires_at - $4 AS expires_in",
     )
     .bind(by.owner)
@@ -99,6 +100,8 @@ pub(super) async fn claim(
     .bind(now)
     .bind(by.claim_id)
     .bind(LOSSES_MAX)
+    .bind(by.queue.map(|queue| &*queue.model))
+    .bind(by.queue.map(|queue| &*queue.format))
     .fetch_all(&mut *tx)
     .await?;
     let (mut claims, unreadable) = rows::claims(&claimed)?;

@@ -44,10 +44,11 @@ macro_rules! any_text {
     };
 }
 
-/// The columns `cost` and `shard_key` of a job. One process serves the file, so nothing compares them.
-macro_rules! cost {
+/// The columns of a job's entry besides its id, tenant and priority. One process serves the file, so nothing compares
+/// costs and keys.
+macro_rules! entry_columns {
     () => {
-        "1 AS cost, 0 AS shard_key"
+        "1 AS cost, 0 AS shard_key, expires_at, tier"
     };
 }
 
@@ -93,7 +94,7 @@ pub(super) const ID_TEXT: &str = "hex(id)";
 
 /// Reads the jobs of a queue after a job, or after the nil id, in the order in which they are taken.
 pub(super) const QUEUED: &str = "
-SELECT id, tenant, priority, 1 AS cost, 0 AS shard_key FROM jobs
+SELECT id, tenant, priority, 1 AS cost, 0 AS shard_key, expires_at, tier FROM jobs
 WHERE model = $1 AND format = $2 AND state = 'queued'
   AND (prefix_key, id) > (coalesce((SELECT prefix_key FROM jobs WHERE id = $3), -1), $3)
 ORDER BY prefix_key, id LIMIT $4";

@@ -77,7 +77,7 @@ async fn lapse(tx: &mut Connection, now: i64) -> Result<Vec<Row>, StoreError> {
              attempts = attempts + alone, losses = losses + 1, lease_until = NULL, error_code = $2,
              error_signature = $3
          WHERE state = 'running' AND lease_until <= $1
-         RETURNING id, state, model, format, tenant, priority, 1 AS cost, 0 AS shard_key",
+         RETURNING id, state, model, format, tenant, priority, 1 AS cost, 0 AS shard_key, expires_at, tier",
     )
     .bind(now)
     .bind(lease_lost().code)
@@ -114,7 +114,7 @@ async fn promote(tx: &mut Connection, now: i64) -> Result<Vec<Row>, StoreError> 
     let promoted = query(
         "UPDATE jobs SET state = 'queued', run_at = NULL
          WHERE state IN ('scheduled', 'retrying') AND run_at <= $1
-         RETURNING id, state, model, format, tenant, priority, 1 AS cost, 0 AS shard_key",
+         RETURNING id, state, model, format, tenant, priority, 1 AS cost, 0 AS shard_key, expires_at, tier",
     )
     .bind(now)
     .fetch_all(tx)

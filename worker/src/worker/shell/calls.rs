@@ -56,7 +56,8 @@ pub(super) async fn run(worker: Arc<Worker>, limit: Duration, command: Command) 
     match command {
         Command::Check => Input::Checked(check(&worker).await),
         Command::Claim(ids, claim_id) => {
-            let by = Claimant { owner: &config.owner, lease: config.lease, claim_id };
+            let queue = Some(&config.queue);
+            let by = Claimant { owner: &config.owner, lease: config.lease, claim_id, queue };
             Input::Claimed(within(limit, store.claim(&ids, by)).await)
         }
         Command::Prepare(claims) => {
