@@ -33,8 +33,8 @@ use crate::{
 
 /// Pause between two looks at a batch that has not ended. Its end makes the next step due at once.
 const WAIT: Duration = Duration::from_secs(60);
-/// Lines whose answers are read at once, at first and at most. Between them the number depends on the size of the answers, which
-/// should fit `SLICE_BYTES`.
+/// Lines of which the answers are read at once, at first and at most. Between them the number depends on the size of the answers,
+/// which should fit `SLICE_BYTES`.
 const SLICE_FIRST: usize = 16;
 const SLICE_MAX: usize = 1000;
 const SLICE_BYTES: usize = 1 << 20;
@@ -337,7 +337,7 @@ impl Answer {
         match outcome.map(outcome_for_tenant) {
             Some(Outcome::Completed(completion)) => {
                 let first = completion.choices.into_iter().next();
-                // As in answers: with calls, a text without letters is none.
+                // As in the answers: beside calls, an empty text does not count.
                 let has_text =
                     |of: &tritmill_queue::Choice| !of.text.is_empty() || of.tool_calls.is_empty();
                 Self::Text(first.filter(has_text).map(|choice| choice.text))

@@ -56,7 +56,7 @@ fn line_has_the_fields_of_the_earlier_one_with_their_types() {
             ],
         },
     });
-    // What an answer says is no template.
+    // What an answer says is not read as a template.
     let line = made(given, Some("{{ previous.custom_id }}"), &earlier);
     assert_eq!(line, expected);
 }

@@ -216,7 +216,7 @@ pub struct Batch {
     pub state: BatchState,
     /// The endpoint of all its lines, or [`MIXED`].
     pub endpoint: String,
-    /// File with its lines. Of a batch after another one, there is none before they are made.
+    /// File with its lines. A batch after another one has it when they are made.
     pub input: FileId,
     /// Completion window as its creator wrote it.
     pub completion_window: String,

@@ -168,7 +168,7 @@ pub struct NumberingState {
     pub is_caught_up: bool,
 }
 
-/// Lines that are being made of those of an earlier batch; the default is none.
+/// Lines that are being made of those of an earlier batch; the default is the state before the first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MakingState {
     /// Position in the file of the earlier batch.

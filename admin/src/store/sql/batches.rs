@@ -115,8 +115,8 @@ async fn read(store: &SqlStore, found: Query<'_>) -> Result<Vec<Batch>, StoreErr
     store.fetch_all(found).await?.iter().map(whole).collect()
 }
 
-/// Inserts a batch if the tenant has the earlier one, which is not deleted meanwhile. Returns the number of inserted rows; `None` if
-/// there is no earlier one.
+/// Inserts a batch if the tenant has the earlier one, which is not deleted meanwhile. Returns the number of inserted rows; `None`
+/// without an earlier one.
 async fn insert_after(
     store: &SqlStore,
     new: &Batch,
