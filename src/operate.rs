@@ -5,6 +5,7 @@ pub mod batches;
 mod classes;
 mod deletion_costs;
 mod max_wait;
+mod new_batch;
 mod schedules;
 pub mod workers;
 

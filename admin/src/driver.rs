@@ -10,6 +10,7 @@
 //!
 //! | state | step | in |
 //! | --- | --- | --- |
+//! | `validating` | wait for the earlier batch and make lines of it, if there is one | `chain.rs` |
 //! | `validating` | read the next lines, or reject the file | `validate.rs` |
 //! | `in_progress` | submit lines as the queue has room, count finished jobs and number them | `progress.rs`, `numbering.rs` |
 //! | `paused` | hold the jobs that have not started, count finished jobs and number them | `pause.rs`, `numbering.rs` |
@@ -19,7 +20,9 @@
 //! died or froze, or whose step twice did not end in time, is failed alone (`fail.rs`). A process drives such a
 //! suspect while it drives nothing else, so that the death of the process counts against that batch only.
 
+mod appended;
 mod budget;
+mod chain;
 mod erase;
 mod fail;
 mod finish;
@@ -293,6 +296,9 @@ async fn step(app: &App, mut claim: BatchClaim) -> Result<Next, Interrupted> {
     }
     let budget = Budget::new();
     let next = match claim.batch.state {
+        BatchState::Validating if !claim.batch.has_input() => {
+            chain::step(app, claim, budget).await?
+        }
         BatchState::Validating => validate::step(app, claim, budget).await?,
         BatchState::InProgress => progress::step(app, claim, budget).await?,
         BatchState::Paused => pause::step(app, claim, budget).await?,

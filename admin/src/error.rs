@@ -13,7 +13,7 @@ use tritmill_http::BodyError;
 use tritmill_queue::{JobError, StoreError, dispatch::Cause};
 use utoipa::ToSchema;
 
-use crate::{refusals::Limit, shown_errors, store::KeyRole};
+use crate::{line_template::TemplateError, refusals::Limit, shown_errors, store::KeyRole};
 
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
@@ -325,6 +325,12 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
         }
         response
+    }
+}
+
+impl From<TemplateError> for ApiError {
+    fn from(error: TemplateError) -> Self {
+        Self::invalid(&error.code, error.message).at(error.param)
     }
 }
 

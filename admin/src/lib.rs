@@ -38,6 +38,7 @@ mod job_request;
 mod job_waiter;
 mod key_reads;
 mod key_uses;
+pub mod line_template;
 mod metrics;
 mod models;
 mod notices;

@@ -8,6 +8,7 @@
 //! and its connections for this ([`tritmill_queue::store::tables`]). Claims of batches, which go round the tenants,
 //! need no jobs: they are statements on the table of batches alone.
 
+pub mod after;
 pub mod audit;
 pub mod batch_changes;
 pub mod batch_ends;
@@ -28,6 +29,7 @@ mod sqlite;
 pub mod step_state;
 pub mod tenants;
 pub mod webhooks;
+mod windows;
 
 pub use audit::Audit;
 pub use batch_ends::BatchEnds;

@@ -213,7 +213,7 @@ fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<
     let custom_id = custom_id(number, &mut map, plain)?;
     *known_id = Some(custom_id.clone());
     if let Some(error) = map.swap_remove("row_error") {
-        return Err(row_error(number, error));
+        return Err(row_error(number, error, map.get("url")));
     }
     let (endpoint, body) = match plain {
         true => (Endpoint::Plain, map),
@@ -228,21 +228,26 @@ fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<
     Ok(Request { number, custom_id, key, endpoint, body })
 }
 
-/// Returns the refusal of a line that was made of a row of another format, which could not be used: what found the error is
-/// its text.
-fn row_error(line: u64, error: Value) -> Refusal {
+/// Returns the refusal of a line that was made of a row of another format or of the line of another batch, which could not be
+/// used: what found the error is its text. With a status it is the error of a request.
+fn row_error(line: u64, error: Value, url: Option<&Value>) -> Refusal {
     #[derive(Deserialize)]
     struct RowError {
         code: String,
         message: String,
         param: Option<String>,
+        #[serde(default)]
+        status: Option<u16>,
     }
+    let is_error = |status: &Option<u16>| status.is_none_or(|status| (400..600).contains(&status));
     match serde_json::from_value(error) {
-        Ok(RowError { code, message, param }) => {
-            Refusal { status: None, code, message, param, line, of_messages: false }
+        Ok(RowError { code, message, param, status }) if is_error(&status) => {
+            let is_of_messages = url.and_then(Value::as_str) == Some(Endpoint::Messages.as_str());
+            let of_messages = is_of_messages && status.is_some();
+            Refusal { status, code, message, param, line, of_messages }
         }
-        Err(_) => {
-            let problem = "must have code, message and param";
+        _ => {
+            let problem = "must have code, message and param, and a status from 400 to 599 or none";
             not_a_request(line, Some("row_error"), "invalid_type", problem)
         }
     }

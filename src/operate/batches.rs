@@ -27,16 +27,20 @@ use tritmill_queue::{QueueName, Tenant, store::Page};
 use super::{
     EXIT_INCOMPLETE,
     batch_results::ResultArguments,
-    block_on, queue_name,
+    block_on,
+    new_batch::NewBatchArguments,
+    queue_name,
     schedules::{self, ScheduleArguments},
 };
 use crate::{keys::StoreOptions, output};
 
-/// List, read, cancel, pause, resume, retry, archive and delete batches of the HTTP API, of all tenants.
+/// Create, list, read, cancel, pause, resume, retry, archive and delete batches of the HTTP API, of all tenants.
 #[derive(Debug, Subcommand)]
 pub enum BatchesCommand {
     /// List batches, the latest first
     List(BatchListArguments),
+    /// Create a batch after another one: its lines are made of that one's lines and answers
+    Create(NewBatchArguments),
     /// Cancel batches: their jobs are cancelled, and their answers so far are kept
     #[command(after_help = CANCEL_HELP)]
     Cancel(BatchArguments),
@@ -236,6 +240,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
 pub fn run(command: BatchesCommand) -> anyhow::Result<ExitCode> {
     match command {
         BatchesCommand::List(arguments) => block_on(list(arguments)),
+        BatchesCommand::Create(arguments) => block_on(arguments.run()),
         BatchesCommand::Cancel(BatchArguments { ids, store_options }) => block_on(async {
             change(&Arc::from(store_options.open().await?), &ids, BatchChange::Cancel).await
         }),
@@ -293,6 +298,7 @@ fn print(batch: &Batch, as_json: bool) -> anyhow::Result<()> {
         output::json(json!({
             "id": id.to_string(), "tenant": tenant, "state": state.as_str(), "queue": queue,
             "lines": lines, "completed": completed, "failed": failed,
+            "after": batch.after.as_ref().map(|after| after.batch.to_string()),
             "created_at_ms": batch.created_at.0, "expires_at_ms": batch.expires_at.0,
         }))?;
         return Ok(());
@@ -487,6 +493,7 @@ async fn delete(store: &dyn FrontStore, batch: &Batch) -> anyhow::Result<(bool, 
         BatchDeletion::Unfinished(state) => {
             (false, format!("not deleted, it is {}", state.as_str()))
         }
+        BatchDeletion::Awaited(by) => (false, format!("not deleted, {by} waits for its answers")),
         BatchDeletion::NotFound => (false, "deleted meanwhile".to_owned()),
     })
 }

@@ -7,6 +7,7 @@ mod access;
 mod answers;
 mod batches;
 mod beside;
+mod chains;
 mod changes;
 mod clients;
 mod costs;

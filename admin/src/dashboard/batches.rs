@@ -125,6 +125,7 @@ impl BatchRow {
         let at = &self.batch.at;
         let steps = [
             ("Created", Some(self.batch.created_at)),
+            ("Lines made", self.batch.after.as_ref().and_then(|after| after.made_at)),
             ("Lines checked", at.in_progress),
             ("Sealed", at.sealed),
             ("Paused", at.paused),
@@ -141,6 +142,17 @@ impl BatchRow {
         steps
     }
 
+    /// The earlier batch, of a batch after another one.
+    fn earlier(&self) -> Option<BatchId> {
+        self.batch.after.as_ref().map(|after| after.batch)
+    }
+
+    /// Whether it waits for the earlier batch to end.
+    fn waits(&self) -> bool {
+        let has_begun = self.batch.after.as_ref().is_some_and(|after| after.began_at.is_some());
+        self.batch.awaited().is_some() && !has_begun
+    }
+
     /// Files to download: name, id, and whether it is the main output.
     fn files(&self) -> Vec<(&'static str, FileId, bool)> {
         let (batch, is_finished) = (&self.batch, self.batch.state.is_terminal());
@@ -150,7 +162,7 @@ impl BatchRow {
         let files = [
             output("Answers", batch.output, true),
             output("Errors", batch.error_file, false),
-            Some(("Input", batch.input, false)),
+            batch.has_input().then_some(("Input", batch.input, false)),
         ];
         files.into_iter().flatten().collect()
     }

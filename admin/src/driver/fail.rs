@@ -50,6 +50,9 @@ pub(super) async fn end(app: &App, claim: &mut BatchClaim) -> Result<Next, Inter
 fn error(batch: &Batch, failures: u64) -> BatchError {
     let steps = &batch.steps;
     let (work, line) = match batch.state {
+        BatchState::Validating if !batch.has_input() => {
+            ("making its lines", steps.making.as_ref().map(|done| done.read.line))
+        }
         BatchState::Validating => {
             ("validating", steps.validation.as_ref().map(|done| done.read.line))
         }

@@ -11,8 +11,11 @@ use std::{collections::HashMap, time::Duration};
 use tritmill_client::Request;
 use tritmill_queue::{ErrorKind, JobError, JobState, Outcome, store::EndedJob};
 
-use self::output::{Output, Placed};
-use super::{Budget, Interrupted, JobsChange, Next, change_jobs, fail, lines, numbering, save};
+use self::output::Output;
+use super::{
+    Budget, Interrupted, JobsChange, Next, appended::Placed, change_jobs, fail, lines, numbering,
+    save,
+};
 use crate::{
     App,
     output_lines::{self, Asked},
@@ -155,7 +158,7 @@ async fn write_slice(
             ended_at: ended_at.unwrap_or(batch.created_at),
             output: ended_at.is_none().then(|| text.clone()),
         });
-        output.write_line(&app.store, batch, state == JobState::Completed, text).await?;
+        output.write_line(&app.store, batch, state == JobState::Completed, &text).await?;
         output.state.read = line.after;
     }
     output.ends.extend(numbering::unknown(app, batch, written).await?);

@@ -5,8 +5,10 @@ use std::{
     io::{self, BufRead, Read},
 };
 
+use serde::Deserialize;
+use serde_json::Value;
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
-use tritmill_client::{LineReader, RefusedLine, Request, parse_request, unserved_model};
+use tritmill_client::{LineReader, RawLine, RefusedLine, Request, parse_request, unserved_model};
 use tritmill_queue::{QueueName, StoreError};
 
 use crate::{
@@ -26,10 +28,21 @@ pub(crate) struct Line {
     pub after: FilePosition,
     /// The request, or why the line is invalid.
     pub parsed: Result<Request, Box<RefusedLine>>,
+    /// The body of the request as it was written, if that is wanted.
+    pub body: Option<Value>,
 }
 
 /// A page of lines; never empty.
 pub(crate) type Lines = Vec<Line>;
+
+/// What is read of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The requests.
+    Requests,
+    /// The requests with their bodies as they were written.
+    Bodies,
+}
 
 /// Reads the lines of a batch from a position on. A request for a model that is not among the batch's is refused. Reading ends
 /// when the receiver is dropped.
@@ -37,6 +50,16 @@ pub(crate) fn read(
     files: &FileContents,
     batch: &Batch,
     from: FilePosition,
+) -> mpsc::Receiver<Result<Lines, StoreError>> {
+    read_with(files, batch, from, Wanted::Requests)
+}
+
+/// Reads the lines of a batch as [`read`] does, with more of each line if that is wanted.
+pub(crate) fn read_with(
+    files: &FileContents,
+    batch: &Batch,
+    from: FilePosition,
+    wanted: Wanted,
 ) -> mpsc::Receiver<Result<Lines, StoreError>> {
     // Before its validation, the queues of a batch are not known.
     let is_checked = batch.steps.is_valid || batch.at.in_progress.is_some();
@@ -46,7 +69,7 @@ pub(crate) fn read(
     spawn_blocking(move || {
         let mut reader = LineReader::after(chunks, from.line, from.offset_bytes);
         loop {
-            let page = page(&mut reader, queues.as_ref()).map_err(store_error);
+            let page = page(&mut reader, queues.as_ref(), wanted).map_err(store_error);
             let is_error = page.is_err();
             if page.as_ref().is_ok_and(Vec::is_empty)
                 || sender.blocking_send(page).is_err()
@@ -62,6 +85,7 @@ pub(crate) fn read(
 fn page(
     reader: &mut LineReader<Chunks>,
     queues: Option<&BTreeMap<String, QueueName>>,
+    wanted: Wanted,
 ) -> io::Result<Lines> {
     let mut lines = Vec::new();
     let end = reader.bytes_read() + PAGE_BYTES;
@@ -77,9 +101,23 @@ fn page(
             Ok(request) if !is_served(&request) => Err(Box::new(unserved_model(&request))),
             parsed => parsed,
         };
-        lines.push(Line { after, parsed });
+        let body = match wanted {
+            Wanted::Bodies if parsed.is_ok() => body(&line),
+            _ => None,
+        };
+        lines.push(Line { after, parsed, body });
     }
     Ok(lines)
+}
+
+/// Returns the body of a valid line.
+fn body(line: &RawLine) -> Option<Value> {
+    #[derive(Deserialize)]
+    struct Written {
+        body: Value,
+    }
+    let written: Written = serde_json::from_slice(line.content.as_deref().ok()?).ok()?;
+    Some(written.body)
 }
 
 /// Extracts the store's error from the reader's.

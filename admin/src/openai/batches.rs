@@ -1,13 +1,12 @@
 //! `/v1/batches`: files that are answered line by line.
 
+mod after;
 mod changes;
 mod escalation;
 pub(crate) mod estimate;
 mod open;
 mod request;
 pub(crate) mod results;
-
-use std::collections::BTreeMap;
 
 use axum::{Json, extract::Path, http::HeaderMap};
 use serde::{Deserialize, Serialize};
@@ -16,6 +15,7 @@ use tritmill_client::answer;
 use tritmill_queue::{Charge, Timestamp, Usage, store::Page};
 use utoipa::ToSchema;
 
+use self::after::AfterView;
 pub(crate) use self::changes::{
     __path_cancel, __path_pause, __path_resume, __path_retry, cancel, change_of_tenant, change_own,
     pause, pause_of, resume, retry,
@@ -36,9 +36,9 @@ use crate::{
     extract::from_query,
     store::{
         Batch, BatchId, BatchState, FileId,
-        batches::{BatchDeletion, BatchTimes, Creation},
+        batches::{BatchDeletion, Creation},
         files::{FilePurpose, StoredFile},
-        step_state::{BatchError, FilePosition, StepState},
+        step_state::BatchError,
     },
     tenant_limits,
 };
@@ -58,7 +58,10 @@ pub(crate) struct BatchView {
     /// The model of all lines.
     model: Option<String>,
     errors: Option<BatchErrors>,
-    input_file_id: String,
+    /// Null before the lines of a batch after another one are made.
+    input_file_id: Option<String>,
+    /// The earlier batch of a batch after another one.
+    after: Option<AfterView>,
     completion_window: String,
     escalation: Option<EscalationView>,
     /// `validating`, `in_progress`, `paused` (a state that OpenAI does not have), `finalizing`, `cancelling`; finally
@@ -167,13 +170,15 @@ impl From<Batch> for BatchView {
     fn from(batch: Batch) -> Self {
         let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
         let (has_errors, total) = (!batch.errors.is_empty(), batch.total_lines());
+        let input_file_id = batch.has_input().then(|| batch.input.to_string());
         Self {
             id: batch.id.to_string(),
             object: "batch",
             endpoint: batch.endpoint,
             model: batch.queue.map(|queue| queue.to_string()),
             errors: has_errors.then_some(BatchErrors { object: "list", data: batch.errors }),
-            input_file_id: batch.input.to_string(),
+            input_file_id,
+            after: batch.after.as_deref().map(AfterView::from),
             completion_window: batch.completion_window,
             escalation: batch.escalation.map(EscalationView::from),
             status: batch.state.as_str(),
@@ -230,6 +235,11 @@ pub(crate) async fn check_request(
     body: Map<String, Value>,
 ) -> Result<(), ApiError> {
     let new = NewBatch::parse(body, app)?;
+    if new.after.is_some() {
+        let message =
+            "after is not possible in a schedule: each run would have the same earlier batch";
+        return Err(ApiError::invalid_value("after", message));
+    }
     match &new.input {
         Some(input) => input_file(app, caller, input).await.map(drop),
         None => Ok(()),
@@ -283,52 +293,32 @@ async fn submit(
         None => None,
     };
     let created_at = app.client.now().await?;
+    let after = match new.after {
+        Some((earlier, lines)) => Some(after::check(app, caller, &earlier, lines).await?),
+        None => None,
+    };
     // An open batch has a file of its own, to which lines are added.
     let input = match given {
         Some(file) if !new.open => file.id,
         _ => FileId::generate(),
     };
     let batch = Batch {
-        id: BatchId::generate(),
-        tenant: caller.tenant.clone(),
         key: Some(caller.key),
-        state: BatchState::Validating,
-        endpoint: new.endpoint,
         input,
-        completion_window: new.window,
         priority: new.priority,
         metadata: new.metadata,
         output_expires_s: new.output_expires_s,
-        created_at,
         expires_at: created_at.after(new.within),
-        at: BatchTimes::default(),
-        queue: None,
-        queues: BTreeMap::new(),
         is_open: new.open,
+        after: after.map(Box::new),
         began_with: given.filter(|_| new.open).map(|file| file.id),
         lines: lines.unwrap_or_default(),
-        refused: 0,
-        submitted: FilePosition::default(),
-        completed: 0,
-        failed: 0,
-        usage: None,
-        cost: Vec::new(),
         tokens,
-        errors: Vec::new(),
-        output: None,
-        error_file: None,
-        overdue: false,
-        left_by: None,
-        reopened: 0,
-        last_end: 0,
-        archived_at: None,
-        added: 0,
         idempotency_key,
         escalation,
         webhook,
         mail_to: app.mail_receivers(&caller.tenant),
-        told: None,
-        steps: StepState::default(),
+        ..Batch::new(caller.tenant.clone(), new.endpoint, new.window, created_at)
     };
     // The request of a batch that is there is answered, though its budget was spent or its window filled meanwhile.
     let max = match refused {
@@ -346,6 +336,7 @@ async fn submit(
         Creation::New => None,
         Creation::Known(known) => Some(*known),
         Creation::Full => return Err(refused.unwrap_or_else(|| ApiError::too_many_batches(max))),
+        Creation::NoEarlier => return Err(after::deleted_meanwhile(&batch)),
     };
     if known.as_ref().is_some_and(|known| !is_same_request(known, &batch)) {
         return Err(idempotency::conflict("batch"));
@@ -386,9 +377,13 @@ fn is_same_request(known: &Batch, new: &Batch) -> bool {
         let own = batch.webhook.as_ref().filter(|webhook| !webhook.is_of_tenant);
         own.map(|webhook| webhook.url.clone())
     };
+    let earlier = |batch: &Batch| {
+        batch.after.as_ref().map(|after| (after.batch, String::from(after.lines.clone())))
+    };
     // An open batch is known by the file that it began with.
     (known.began_with, known.at.sealed.is_some() || known.is_open) == (new.began_with, new.is_open)
-        && (new.is_open || known.input == new.input)
+        && (new.is_open || new.after.is_some() || known.input == new.input)
+        && earlier(known) == earlier(new)
         && known.endpoint == new.endpoint
         && known.completion_window == new.completion_window
         && known.priority == new.priority
@@ -513,7 +508,7 @@ pub(crate) struct BatchDeleted {
 /// Deletes a batch that has ended, with its results and output files, and its input file if no other batch has it.
 #[utoipa::path(delete, path = "/v1/batches/{id}", tag = "batches", params(("id" = String, Path)),
     responses((status = 200, description = "The batch is deleted", body = BatchDeleted),
-        (status = 409, description = "The batch runs", body = ErrorResponse)))]
+        (status = 409, description = "The batch runs, or another one waits for it", body = ErrorResponse)))]
 pub(crate) async fn remove(
     Call { app, caller }: Call,
     Path(id): Path<String>,
@@ -529,6 +524,7 @@ pub(crate) async fn delete_batch(app: &App, caller: &Caller, id: &str) -> Result
     match app.store.delete_batch(&caller.tenant, batch).await? {
         BatchDeletion::NotFound => Err(unknown()),
         BatchDeletion::Unfinished(state) => Err(unfinished(state, "deleted")),
+        BatchDeletion::Awaited(by) => Err(after::awaited(by)),
         BatchDeletion::Deleted => {
             app.batch_deleted.notify_one();
             tracing::info!(key = %caller.key, %batch, "batch deleted");

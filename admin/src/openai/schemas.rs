@@ -363,8 +363,9 @@ pub(crate) struct Upload {
 /// A batch to create.
 #[derive(ToSchema)]
 pub(crate) struct BatchRequest {
-    /// Needed unless the batch is open.
+    /// Needed unless the batch is open, or comes after another one.
     input_file_id: Option<String>,
+    after: Option<NewAfter>,
     /// An open batch takes lines while it runs, until it is sealed.
     open: Option<bool>,
     /// The path of every line: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/messages` or `/v1/responses`; or `mixed`, for lines
@@ -382,6 +383,29 @@ pub(crate) struct BatchRequest {
     webhook: Option<NewWebhook>,
     /// Another model for lines that have not begun at some time.
     escalation: Option<EscalationView>,
+}
+
+/// An earlier batch: when it has ended, a line is made of each of its lines.
+#[derive(ToSchema)]
+pub(crate) struct NewAfter {
+    /// A batch of the same tenant, which may run.
+    batch_id: String,
+    lines: NewLines,
+}
+
+/// A template: `{{ previous.content }}`, `{{ previous.custom_id }}` and `{{ previous.body.FIELD }}` in its strings are read from an
+/// earlier line and its answer.
+#[derive(ToSchema)]
+pub(crate) struct NewLines {
+    /// By default that of the earlier line.
+    #[schema(examples("{{ previous.custom_id }}-summary"))]
+    custom_id: Option<String>,
+    /// `POST`
+    method: Option<String>,
+    #[schema(examples("/v1/chat/completions"))]
+    url: String,
+    #[schema(value_type = Object)]
+    body: Value,
 }
 
 /// A webhook to call when the batch has ended, is paused or goes on: a POST signed according to Standard Webhooks.

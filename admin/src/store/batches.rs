@@ -11,6 +11,8 @@
 //! A retry opens an ended batch again: it is validating, with lines that are known to be valid, until its tenant has
 //! room for one more batch in progress. A paused batch that is resumed goes the same way.
 //!
+//! A batch after another one is validating from its creation: see [`after`](super::after).
+//!
 //! A batch proceeds in steps, each under a claim of its own: see [`batch_steps`](super::batch_steps).
 //!
 //! The id of a batch's job is the batch's id with the line's number in its last 32 bits. So repeated
@@ -28,12 +30,15 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
+pub use super::windows::{BACKGROUND, parse_window, tier_of};
 use super::{
+    after::After,
     batch_changes::{BatchChange, Changed},
     files::{FileId, prefixed},
     notices::Delivery,
     step_state::{BatchError, FilePosition, StepState},
     webhooks::Webhook,
+    windows::WINDOW_MAX,
 };
 
 /// Identifier of a batch; its last 32 bits are zero.
@@ -223,7 +228,7 @@ pub struct Batch {
     pub state: BatchState,
     /// The endpoint of all its lines, or [`MIXED`].
     pub endpoint: String,
-    /// File with its lines.
+    /// File with its lines. A batch after another one has it when they are made.
     pub input: FileId,
     /// Completion window as its creator wrote it.
     pub completion_window: String,
@@ -249,6 +254,9 @@ pub struct Batch {
     /// Whether lines may be added to it.
     #[serde(default)]
     pub is_open: bool,
+    /// The earlier batch, of a batch after another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Box<After>>,
     /// The file of which an open batch got a copy to begin with.
     #[serde(default)]
     pub began_with: Option<FileId>,
@@ -331,6 +339,54 @@ pub const MODELS_MAX: usize = 64;
 pub const MIXED: &str = "mixed";
 
 impl Batch {
+    /// Returns a new batch with a completion window, of priority normal.
+    pub fn new(tenant: Tenant, endpoint: String, window: String, created_at: Timestamp) -> Self {
+        let within = parse_window(&window).unwrap_or(WINDOW_MAX);
+        Self {
+            id: BatchId::generate(),
+            tenant,
+            key: None,
+            state: BatchState::Validating,
+            endpoint,
+            input: FileId::generate(),
+            completion_window: window,
+            priority: Priority::Normal,
+            metadata: None,
+            output_expires_s: None,
+            created_at,
+            expires_at: created_at.after(within),
+            at: BatchTimes::default(),
+            queue: None,
+            queues: BTreeMap::new(),
+            is_open: false,
+            after: None,
+            began_with: None,
+            lines: 0,
+            refused: 0,
+            submitted: FilePosition::default(),
+            completed: 0,
+            failed: 0,
+            usage: None,
+            cost: Vec::new(),
+            tokens: None,
+            errors: Vec::new(),
+            output: None,
+            error_file: None,
+            overdue: false,
+            left_by: None,
+            reopened: 0,
+            last_end: 0,
+            idempotency_key: None,
+            escalation: None,
+            webhook: None,
+            mail_to: Vec::new(),
+            steps: StepState::default(),
+            archived_at: None,
+            added: 0,
+            told: None,
+        }
+    }
+
     /// Returns the tier of lines without one of their own.
     pub fn tier(&self) -> Tier {
         tier_of(&self.completion_window)
@@ -413,36 +469,6 @@ impl Batch {
     }
 }
 
-/// Longest completion window.
-const WINDOW_MAX: Duration = Duration::from_secs(365 * 86_400);
-
-/// The completion window without a promise: its lines run with priority low.
-pub const BACKGROUND: &str = "background";
-
-/// Returns the tier of the lines of a batch with a completion window.
-pub fn tier_of(window: &str) -> Tier {
-    if window == BACKGROUND { Tier::Background } else { Tier::Batch }
-}
-
-/// Parses a completion window such as `24h`, `90s` or `7d`, or [`BACKGROUND`].
-pub fn parse_window(text: &str) -> Option<Duration> {
-    if text == BACKGROUND {
-        return Some(WINDOW_MAX);
-    }
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let seconds = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return None,
-    };
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let count: u64 = is_number.then(|| digits.parse().ok()).flatten()?;
-    let window = Duration::from_secs(count.checked_mul(seconds)?);
-    (!window.is_zero() && window <= WINDOW_MAX).then_some(window)
-}
-
 /// Result of [`create_batch`](Batches::create_batch).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Creation {
@@ -452,6 +478,8 @@ pub enum Creation {
     Known(Box<Batch>),
     /// The tenant has too many unfinished batches. Nothing was recorded.
     Full,
+    /// The tenant has no such earlier batch. Nothing was recorded.
+    NoEarlier,
 }
 
 /// Conditions on batches. All given conditions must hold.
@@ -491,6 +519,8 @@ pub enum BatchDeletion {
     NotFound,
     /// The batch is in this state, in which it runs.
     Unfinished(BatchState),
+    /// This batch waits for its answers.
+    Awaited(BatchId),
 }
 
 /// Batches in a store.
@@ -533,7 +563,7 @@ pub trait Batches: Send + Sync {
         archived: bool,
     ) -> Result<Option<Batch>, StoreError>;
 
-    /// Deletes a batch of a tenant that has ended, with its output files, and its input file if no other batch has it. Its jobs
+    /// Deletes a batch of a tenant that has ended and that no other one waits for, with its output files, and its input file if no other batch has it. Its jobs
     /// and results follow: see [`erase_deleted_batches`](Self::erase_deleted_batches).
     async fn delete_batch(&self, tenant: &Tenant, id: BatchId)
     -> Result<BatchDeletion, StoreError>;
@@ -546,32 +576,14 @@ pub trait Batches: Send + Sync {
 impl Batch {
     /// Returns a batch without lines.
     pub(crate) fn empty(endpoint: &str) -> Self {
-        let batch = serde_json::json!({
-            "id": Uuid::nil(), "tenant": "t", "state": "validating", "endpoint": endpoint,
-            "input": Uuid::nil(), "completion_window": "1h", "priority": "normal",
-            "metadata": null, "output_expires_s": null, "created_at": 0, "expires_at": 0,
-        });
-        serde_json::from_value(batch).expect("fields of a batch")
+        let (tenant, window) = (Tenant("t".to_owned()), "1h".to_owned());
+        Self::new(tenant, endpoint.to_owned(), window, Timestamp::default())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn window_is_a_number_with_a_unit() {
-        let check = |text: &str, seconds: Option<u64>| {
-            assert_eq!(parse_window(text), seconds.map(Duration::from_secs), "{text}");
-        };
-        check("24h", Some(86_400));
-        check("90s", Some(90));
-        check("7d", Some(604_800));
-        let too_long = "99999999999999999999d";
-        for wrong in ["", "h", "0h", "24", "-1h", "+1h", "1.5h", "24 h", "366d", "1é", too_long] {
-            check(wrong, None);
-        }
-    }
 
     #[test]
     fn jobs_of_a_batch_are_a_range_without_other_ids() {

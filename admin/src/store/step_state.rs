@@ -33,6 +33,9 @@ pub struct FilePosition {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepState {
+    /// Unfinished lines of a batch after another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub making: Option<MakingState>,
     /// An unfinished validation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<ValidationState>,
@@ -167,6 +170,17 @@ pub struct NumberingState {
     pub is_caught_up: bool,
 }
 
+/// Lines that are being made of those of an earlier batch; the default is the state before the first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MakingState {
+    /// Position in the file of the earlier batch.
+    pub read: FilePosition,
+    /// Number of lines that were made.
+    pub lines: u64,
+    /// The file with them, if there are any.
+    pub file: Option<OutputPart>,
+}
+
 /// An unfinished validation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidationState {
@@ -226,7 +240,7 @@ impl Default for AssemblyState {
     }
 }
 
-/// An output file that is being written.
+/// A file that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputPart {
     /// The incomplete file.

@@ -47,8 +47,14 @@ impl Service {
     }
 
     pub(super) async fn stop(self) {
+        self.halt().await;
+    }
+
+    /// Stops the driver; returns the store as it left it.
+    pub(super) async fn halt(self) -> Rig {
         self.stop.send_replace(true);
         self.driver.await.unwrap();
+        self.rig
     }
 
     /// Creates a batch of lines q1, q2, …

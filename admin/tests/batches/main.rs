@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
+mod chains;
 mod changes;
 #[allow(dead_code, unused_macros, reason = "the suite of jobs runs in tests/store.rs")]
 #[path = "../../../queue/tests/conformance/mod.rs"]
@@ -16,7 +17,7 @@ mod steps;
 #[path = "../../../queue/tests/stores/mod.rs"]
 mod stores;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use conformance::{LEASE, answer, by, finished, job, queue};
 use stores::{Rig, all};
@@ -24,7 +25,7 @@ use tritmill_admin::store::{
     Batch, BatchId, BatchState, FileId, FrontStore as TestStore,
     batch_changes::{BatchChange, Changed},
     batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, NamedLine},
-    batches::{BatchFilter, BatchTimes, Creation},
+    batches::{BatchFilter, Creation},
     files::{ChunkContent, FileDeletion, FilePurpose, StoredChunk, StoredFile},
     step_state::{FilePosition, StepState},
 };
@@ -52,47 +53,12 @@ fn file(owner: &Tenant) -> StoredFile {
 }
 
 fn batch(owner: &Tenant, input: FileId) -> Batch {
+    let (endpoint, window) = ("/v1/completions".to_owned(), "24h".to_owned());
     Batch {
-        id: BatchId::generate(),
-        tenant: owner.clone(),
-        key: None,
-        state: BatchState::Validating,
-        endpoint: "/v1/completions".into(),
         input,
-        completion_window: "24h".into(),
         priority: Priority::Low,
-        metadata: None,
-        output_expires_s: None,
-        created_at: Timestamp(1),
         expires_at: Timestamp(i64::MAX),
-        at: BatchTimes::default(),
-        queue: None,
-        queues: BTreeMap::new(),
-        is_open: false,
-        began_with: None,
-        lines: 0,
-        refused: 0,
-        submitted: FilePosition::default(),
-        completed: 0,
-        failed: 0,
-        usage: None,
-        cost: Vec::new(),
-        tokens: None,
-        errors: Vec::new(),
-        output: None,
-        error_file: None,
-        overdue: false,
-        left_by: None,
-        reopened: 0,
-        last_end: 0,
-        archived_at: None,
-        added: 0,
-        idempotency_key: None,
-        webhook: None,
-        escalation: None,
-        mail_to: Vec::new(),
-        told: None,
-        steps: StepState::default(),
+        ..Batch::new(owner.clone(), endpoint, window, Timestamp(1))
     }
 }
 

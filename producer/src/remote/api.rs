@@ -98,6 +98,24 @@ pub struct OpenBatch<'a> {
     pub idempotency_key: &'a str,
 }
 
+/// Parameters of a new batch after another one, of which its lines are made.
+#[derive(Debug, Clone)]
+pub struct AfterBatch<'a> {
+    /// Id of the earlier batch, which may run.
+    pub earlier: &'a str,
+    /// The template of the lines: `url`, `body` and perhaps `custom_id`, with `{{ previous.content }}`, `{{ previous.custom_id }}` and
+    /// `{{ previous.body.FIELD }}` in their texts.
+    pub lines: &'a Value,
+    /// The endpoint of all lines, or `mixed`.
+    pub endpoint: &'a str,
+    /// Time limit from the end of the earlier batch on, as `24h`.
+    pub window: &'a str,
+    /// `normal` or `low`.
+    pub priority: &'a str,
+    /// Two calls with the same key create one batch.
+    pub idempotency_key: &'a str,
+}
+
 /// Which lines of a batch run again.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Retry<'a> {
@@ -233,6 +251,18 @@ impl Api {
         let body = json!({
             "open": true,
             "input_file_id": batch.file,
+            "endpoint": batch.endpoint,
+            "completion_window": batch.window,
+            "priority": batch.priority,
+        });
+        self.create_of(&body, batch.idempotency_key).await
+    }
+
+    /// Creates a batch after another one, or finds the one that was created with the same idempotency key. It begins when the earlier
+    /// one has ended.
+    pub async fn create_after(&self, batch: &AfterBatch<'_>) -> Result<RemoteBatch, RemoteError> {
+        let body = json!({
+            "after": { "batch_id": batch.earlier, "lines": batch.lines },
             "endpoint": batch.endpoint,
             "completion_window": batch.window,
             "priority": batch.priority,

@@ -53,7 +53,8 @@ impl Target {
                 .map(str::to_owned)
                 .into();
         let Some(given) = arguments.servers.given()? else {
-            let service = Service::start_with(arguments, Setup { words, ..Setup::default() }).await?;
+            let service =
+                Service::start_with(arguments, Setup { words, ..Setup::default() }).await?;
             let models = service.api.models().await?;
             let model = models.into_iter().next().context("nothing is served")?;
             return Ok(Self { key: service.key.clone(), model, service, servers: None });

@@ -2,20 +2,15 @@
 
 use std::sync::Arc;
 
-use tritmill_queue::{StoreError, Timestamp};
+use tritmill_queue::StoreError;
 
+use super::super::appended::{Appended, NewFile, Placed};
 use crate::{
     file_contents::FileContents,
     store::{
-        Batch, FileId, FrontStore,
-        batch_ends::LineEnd,
-        batch_steps::FileChunk,
-        files::{ChunkContent, FILE_CHUNK_BYTES, FilePurpose, StoredFile},
-        step_state::{AssemblyState, OutputPart},
+        Batch, FrontStore, batch_ends::LineEnd, files::FilePurpose, step_state::AssemblyState,
     },
 };
-
-const CHUNK_BYTES: u64 = FILE_CHUNK_BYTES as u64;
 
 /// The two output files with their counts, and the bytes that a step adds.
 #[derive(Default)]
@@ -26,33 +21,8 @@ pub(super) struct Output {
     pub written_bytes: u64,
     /// Lines that were added and had no number.
     pub ends: Vec<LineEnd>,
-    answers: Added,
-    errors: Added,
-}
-
-/// The bytes of a file from the start of a chunk on.
-#[derive(Default)]
-struct Added {
-    /// Number of the first chunk.
-    chunk: u32,
-    bytes: Vec<u8>,
-}
-
-/// A chunk with its object, if it has one.
-pub(super) struct Placed<'a> {
-    file: FileId,
-    number: u32,
-    bytes: &'a [u8],
-    object: Option<String>,
-}
-
-impl Placed<'_> {
-    /// Returns the chunk for the store.
-    pub fn chunk(&self) -> FileChunk<'_> {
-        let bytes = ChunkContent::Bytes(self.bytes);
-        let content = self.object.as_deref().map_or(bytes, ChunkContent::Object);
-        FileChunk { file: self.file, number: self.number, content }
-    }
+    answers: Appended,
+    errors: Appended,
 }
 
 impl Output {
@@ -60,8 +30,10 @@ impl Output {
     /// long time, it begins again.
     pub async fn open(files: &FileContents, batch: &Batch) -> Result<Self, StoreError> {
         let Some(state) = batch.steps.assembly.clone() else { return Ok(Self::default()) };
-        let opened =
-            (Added::open(files, state.answers).await?, Added::open(files, state.errors).await?);
+        let opened = (
+            Appended::open(files, state.answers).await?,
+            Appended::open(files, state.errors).await?,
+        );
         let (Some(answers), Some(errors)) = opened else {
             tracing::warn!(batch = %batch.id, "unfinished output was swept, writing it again");
             return Ok(Self::default());
@@ -75,68 +47,24 @@ impl Output {
         store: &Arc<dyn FrontStore>,
         batch: &Batch,
         is_answer: bool,
-        mut line: String,
+        line: &str,
     ) -> Result<(), StoreError> {
         let state = &mut self.state;
         let (part, added, count, kind) = match is_answer {
             true => (&mut state.answers, &mut self.answers, &mut state.completed, "output"),
             false => (&mut state.errors, &mut self.errors, &mut state.failed, "error"),
         };
-        let part = match part {
-            Some(part) => part,
-            None => {
-                let file = StoredFile {
-                    id: FileId::generate(),
-                    tenant: batch.tenant.clone(),
-                    purpose: FilePurpose::BatchOutput,
-                    filename: format!("{}_{kind}.jsonl", batch.id),
-                    size_bytes: 0,
-                    created_at: Timestamp::default(),
-                    expires_at: None,
-                };
-                let file = store.create_file(&file).await?.id;
-                part.insert(OutputPart { file, size_bytes: 0 })
-            }
-        };
-        line.push('\n');
-        added.bytes.extend_from_slice(line.as_bytes());
-        part.size_bytes += line.len() as u64;
-        self.written_bytes += line.len() as u64;
+        let new = NewFile { batch, purpose: FilePurpose::BatchOutput, kind };
+        self.written_bytes += added.write_line(store, part, new, line).await?;
         *count += 1;
         Ok(())
     }
 
     /// Returns the chunks with what was added, after their objects are written, if they have any.
     pub async fn place(&self, files: &FileContents) -> Result<Vec<Placed<'_>>, StoreError> {
-        let parts = [(self.state.answers, &self.answers), (self.state.errors, &self.errors)];
         let mut placed = Vec::new();
-        for (part, added) in parts {
-            let Some(OutputPart { file, .. }) = part else { continue };
-            for (number, bytes) in (added.chunk..).zip(added.bytes.chunks(FILE_CHUNK_BYTES)) {
-                let object = files.place(file, number, bytes).await?;
-                placed.push(Placed { file, number, bytes, object });
-            }
-        }
+        self.answers.place(files, self.state.answers, &mut placed).await?;
+        self.errors.place(files, self.state.errors, &mut placed).await?;
         Ok(placed)
-    }
-}
-
-impl Added {
-    /// Reads the last chunk of a file, which may be incomplete. Returns `None` if the file is gone.
-    async fn open(
-        files: &FileContents,
-        part: Option<OutputPart>,
-    ) -> Result<Option<Self>, StoreError> {
-        let Some(OutputPart { file, size_bytes }) = part else { return Ok(Some(Self::default())) };
-        let rest = usize::try_from(size_bytes % CHUNK_BYTES).expect("less than a chunk");
-        let chunk = u32::try_from(size_bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
-        // After a whole chunk the one before tells whether the file still exists.
-        let last = if rest == 0 { chunk.saturating_sub(1) } else { chunk };
-        let Some(mut bytes) = files.chunk(file, last).await? else { return Ok(None) };
-        if bytes.len() < rest {
-            return Ok(None);
-        }
-        bytes.truncate(rest);
-        Ok(Some(Self { chunk, bytes }))
     }
 }

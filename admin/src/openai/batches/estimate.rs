@@ -243,6 +243,11 @@ pub(crate) async fn estimate(
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> JsonResult<EstimateView> {
     let new = NewBatch::parse(body, &app)?;
+    if new.after.is_some() {
+        let message =
+            "the lines of a batch after another one are not known before that one has ended";
+        return Err(ApiError::invalid_value("after", message));
+    }
     let input = new.input.as_deref().ok_or_else(|| ApiError::missing_field("input_file_id"))?;
     let file = input_file(&app, &caller, input).await?;
     let asked = read(&app, &file, new.tier()).await?;

@@ -12,6 +12,7 @@ use tritmill_queue::{Priority, Tier};
 use super::escalation::NewEscalation;
 use crate::{
     ApiError, App,
+    line_template::LineTemplate,
     notices::signature,
     openai::files::{EXPIRES_S, invalid_expiry},
     store::{
@@ -29,8 +30,10 @@ const URL_BYTES_MAX: usize = 2048;
 
 /// A validated request to create a batch.
 pub(crate) struct NewBatch {
-    /// Input file, which may not exist. An open batch needs none.
+    /// Input file, which may not exist. An open batch needs none, and one after another has none.
     pub input: Option<String>,
+    /// The id of an earlier batch, and the template of the lines.
+    pub after: Option<(String, LineTemplate)>,
     /// Whether lines are added later.
     pub open: bool,
     pub endpoint: String,
@@ -61,7 +64,14 @@ impl NewBatch {
         let mut fields = Fields::new(map, "");
         let open = fields.boolean("open")?.unwrap_or(false);
         let input = fields.text("input_file_id")?;
-        if input.is_none() && !open {
+        let after = fields.take("after");
+        for (name, is_given) in [("input_file_id", input.is_some()), ("open", open)] {
+            if after.is_some() && is_given {
+                let message = format!("{name} is not possible with after, which makes all lines");
+                return Err(ApiError::invalid_value(name, message));
+            }
+        }
+        if input.is_none() && after.is_none() && !open {
             return Err(ApiError::missing_field("input_file_id"));
         }
         let mut required =
@@ -71,6 +81,7 @@ impl NewBatch {
             let message = format!("endpoint must be {}, or '{MIXED}'", Endpoint::batch_paths());
             return Err(ApiError::invalid_value("endpoint", message));
         }
+        let after = after.map(|after| parse_after(after, &endpoint)).transpose()?;
         let within = parse_window(&window).ok_or_else(|| {
             let message = "completion_window must be 'background', or a number and one of s, m, h, d, at most 365d";
             ApiError::invalid_value("completion_window", message)
@@ -106,6 +117,7 @@ impl NewBatch {
         fields.finish()?;
         Ok(Self {
             input,
+            after,
             open,
             endpoint,
             window,
@@ -122,6 +134,19 @@ impl NewBatch {
     pub fn tier(&self) -> Tier {
         tier_of(&self.window)
     }
+}
+
+/// Parses an earlier batch, and the template of the lines of a batch with an endpoint.
+fn parse_after(value: Value, endpoint: &str) -> Result<(String, LineTemplate), ApiError> {
+    let Value::Object(map) = value else {
+        return Err(ApiError::invalid_value("after", "after must be an object"));
+    };
+    let mut fields = Fields::new(map, "after.");
+    let missing = |name: &str| ApiError::missing_field(name);
+    let batch = fields.text("batch_id")?.ok_or_else(|| missing("after.batch_id"))?;
+    let lines = fields.take("lines").ok_or_else(|| missing("after.lines"))?;
+    fields.finish()?;
+    Ok((batch, LineTemplate::parse(lines, endpoint, "after.lines.")?))
 }
 
 fn metadata(value: Value) -> Result<Map<String, Value>, ApiError> {
@@ -216,11 +241,25 @@ mod tests {
         let escalation = json!({ "escalation": { "model": "small", "after": "20h" } });
         assert_eq!(invalid(escalation), None);
         assert_eq!(invalid(json!({ "open": true, "input_file_id": null })), None);
+        let lines = json!({ "url": "/v1/completions", "body": {
+            "model": "m", "prompt": "{{ previous.content }}",
+        } });
+        let after = |after: Value| json!({ "input_file_id": null, "after": after });
+        let behind = json!({ "batch_id": "batch_0", "lines": lines });
+        assert_eq!(invalid(after(behind.clone())), None);
+        let wrong =
+            json!({ "batch_id": "batch_0", "lines": { "url": "/v1/messages", "body": {} } });
         let many: Map<String, Value> = (0..17).map(|n| (n.to_string(), json!("x"))).collect();
         for (wrong, param) in [
             (json!({ "endpoint": "/v1/moderations" }), "endpoint"),
             (json!({ "input_file_id": null }), "input_file_id"),
             (json!({ "open": "yes" }), "open"),
+            (json!({ "after": behind }), "input_file_id"),
+            (json!({ "input_file_id": null, "open": true, "after": behind }), "open"),
+            (after(json!("batch_0")), "after"),
+            (after(json!({ "lines": lines })), "after.batch_id"),
+            (after(json!({ "batch_id": "batch_0" })), "after.lines"),
+            (after(wrong), "after.lines.url"),
             (json!({ "completion_window": "soon" }), "completion_window"),
             (json!({ "completion_window": "2h" }), "completion_window"),
             (json!({ "completion_window": "background", "priority": "normal" }), "priority"),

@@ -96,12 +96,13 @@ pub(super) async fn write(tx: &mut Connection, batch: &Batch) -> Result<(), Stor
         "UPDATE batches SET state = $2, batch = ",
         as_json!("$3"),
         ", epoch = epoch + 1, owner = NULL, lease_until = NULL, next_at = 0, lost_leases = 0,
-           hung_steps = 0, archived_at = NULL WHERE id = $1"
+           hung_steps = 0, archived_at = NULL, after_id = $4 WHERE id = $1"
     );
     query(update)
         .bind(Uuid::from(batch.id))
         .bind(batch.state.as_str())
         .bind(rows::to_json(batch))
+        .bind(batch.awaited().map(Uuid::from))
         .execute(tx)
         .await?;
     Ok(())

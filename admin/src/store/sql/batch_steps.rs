@@ -27,6 +27,12 @@ const SWEEP_CHUNK: i64 = 10_000;
 /// Age of a turn at which it is deleted.
 const TURN_KEPT: Duration = Duration::from_secs(7 * 86_400);
 
+/// Makes the next steps of the batches due that wait for one. The claim of a process that looked at it before ends, so that it
+/// does not release the batch with a later time.
+const WAKE: &str =
+    "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL, next_at = 0
+    WHERE after_id = $1 AND state = 'validating'";
+
 /// See [`BatchSteps::save_batch`].
 async fn save_within(
     store: &SqlStore,
@@ -38,13 +44,15 @@ async fn save_within(
     let update = concat!(
         "UPDATE batches SET state = $3, lost_leases = 0, hung_steps = 0, batch = ",
         as_json!("$4"),
-        " WHERE id = $1 AND epoch = $2"
+        ", input_file_id = $5, after_id = $6 WHERE id = $1 AND epoch = $2"
     );
     let saved = query(update)
         .bind(Uuid::from(batch.id))
         .bind(epoch)
         .bind(batch.state.as_str())
         .bind(rows::to_json(batch))
+        .bind(batch.input.0)
+        .bind(batch.awaited().map(Uuid::from))
         .execute(&mut *tx)
         .await?;
     if saved.rows_affected() == 0 {
@@ -61,6 +69,9 @@ async fn save_within(
     }
     batch_ends::add(tx, batch, writes.ends).await?;
     write(tx, batch.id, writes).await?;
+    if batch.state.is_terminal() {
+        query(WAKE).bind(Uuid::from(batch.id)).execute(&mut *tx).await?;
+    }
     if let Some(event) = Event::of_end(batch) {
         notices::add(store, tx, &event, &batch.receivers()).await?;
     }

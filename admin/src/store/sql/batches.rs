@@ -115,15 +115,34 @@ async fn read(store: &SqlStore, found: Query<'_>) -> Result<Vec<Batch>, StoreErr
     store.fetch_all(found).await?.iter().map(whole).collect()
 }
 
+/// Inserts a batch if the tenant has the earlier one, which is not deleted meanwhile. Returns the number of inserted rows; `None`
+/// without an earlier one.
+async fn insert_after(
+    store: &SqlStore,
+    new: &Batch,
+    earlier: BatchId,
+    insert: Query<'_>,
+) -> Result<Option<u64>, StoreError> {
+    let found = concat!("SELECT id FROM batches WHERE id = $1 AND tenant = $2", for_update!());
+    let mut tx = store.begin().await?;
+    let found = query(found).bind(Uuid::from(earlier)).bind(&new.tenant.0);
+    if found.fetch_optional(&mut *tx).await?.is_none() {
+        return Ok(None);
+    }
+    let inserted = insert.execute(&mut *tx).await?.rows_affected();
+    tx.commit().await?;
+    Ok(Some(inserted))
+}
+
 #[async_trait]
 impl Batches for SqlStore {
     async fn create_batch(&self, new: &Batch, open_max: u32) -> Result<Creation, StoreError> {
         let insert = query(concat!(
             "INSERT INTO batches (id, tenant, state, input_file_id, batch, idempotency_key,
-                                  added_lines, next_at)
+                                  added_lines, after_id, next_at)
              SELECT $2, $3, $4, $5, ",
             as_json!("$6"),
-            ", $7, CAST($9 AS bigint), ",
+            ", $7, CAST($9 AS bigint), $10, ",
             now!(),
             " WHERE (SELECT count(*) FROM (SELECT 1 FROM batches WHERE tenant = $3 AND ",
             unfinished!(),
@@ -138,8 +157,13 @@ impl Batches for SqlStore {
         .bind(rows::to_json(new))
         .bind(&new.idempotency_key)
         .bind(i64::from(open_max))
-        .bind(new.is_open.then_some(0_i64));
-        if self.execute(insert).await? == 1 {
+        .bind(new.is_open.then_some(0_i64))
+        .bind(new.awaited().map(Uuid::from));
+        let inserted = match new.awaited() {
+            None => Some(self.execute(insert).await?),
+            Some(earlier) => self.within(insert_after(self, new, earlier, insert)).await?,
+        };
+        if inserted == Some(1) {
             return Ok(Creation::New);
         }
         let known = query(concat!(
@@ -149,7 +173,8 @@ impl Batches for SqlStore {
         ));
         let known = known.bind(&new.tenant.0).bind(&new.idempotency_key);
         let known = self.fetch_optional(known).await?.as_ref().map(whole).transpose()?;
-        Ok(known.map_or(Creation::Full, |known| Creation::Known(Box::new(known))))
+        let none = if inserted.is_some() { Creation::Full } else { Creation::NoEarlier };
+        Ok(known.map_or(none, |known| Creation::Known(Box::new(known))))
     }
 
     async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError> {
@@ -235,6 +260,11 @@ impl Batches for SqlStore {
             };
             if !found.state.is_terminal() {
                 return Ok(BatchDeletion::Unfinished(found.state));
+            }
+            let waiting = query("SELECT id FROM batches WHERE after_id = $1 ORDER BY id LIMIT 1");
+            let waiting = waiting.bind(Uuid::from(id)).fetch_optional(&mut *tx).await?;
+            if let Some(row) = waiting {
+                return Ok(BatchDeletion::Awaited(BatchId::of_column(rows::get(&row, "id")?)));
             }
             for statement in [
                 "INSERT INTO deleted_batches (id) VALUES ($1) ON CONFLICT (id) DO NOTHING",

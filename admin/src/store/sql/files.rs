@@ -17,13 +17,14 @@ macro_rules! visible {
     };
 }
 
-/// No unfinished batch reads the file.
+/// No unfinished batch reads the file, and no batch waits for one that has read it.
 macro_rules! unused {
     () => {
         concat!(
             "NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND ",
             unfinished!(),
-            ")"
+            ") AND NOT EXISTS (SELECT 1 FROM batches AS earlier JOIN batches AS later
+                 ON later.after_id = earlier.id WHERE earlier.input_file_id = files.id)"
         )
     };
 }
