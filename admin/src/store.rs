@@ -16,6 +16,7 @@ pub mod batch_steps;
 pub mod batches;
 pub mod budgets;
 pub mod call_keys;
+pub mod escalation;
 pub mod events;
 pub mod files;
 pub mod keys;

@@ -34,6 +34,7 @@ pub use super::windows::{BACKGROUND, parse_window, tier_of};
 use super::{
     after::After,
     batch_changes::{BatchChange, Changed},
+    escalation::Escalation,
     files::{FileId, prefixed},
     notices::Delivery,
     step_state::{BatchError, FilePosition, StepState},
@@ -200,18 +201,6 @@ pub struct BatchTimes {
     pub cancelling: Option<Timestamp>,
     /// Time at which the batch became `cancelled`.
     pub cancelled: Option<Timestamp>,
-}
-
-/// Another model for the lines of a batch that have not begun at some time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Escalation {
-    /// The model, as the creator of the batch named it.
-    pub model: String,
-    /// The queue of the model.
-    pub queue: QueueName,
-    /// Time after the creation of the batch as its creator wrote it, such as `20h`. The time in which the batch is paused does
-    /// not count.
-    pub after: String,
 }
 
 /// A batch, stored as one JSON document beside the columns that are searched.
@@ -400,17 +389,6 @@ impl Batch {
     /// Whether each of its lines names a model of its own, as in Anthropic's batches. In OpenAI's, all lines name the same.
     pub fn has_models(&self) -> bool {
         self.is_mixed() || self.endpoint == Endpoint::Messages.as_str()
-    }
-
-    /// Returns the time from which its waiting lines go to another model.
-    pub fn escalates_at(&self) -> Option<Timestamp> {
-        let after = parse_window(&self.escalation.as_ref()?.after)?;
-        Some(self.expires_at.before(self.window().saturating_sub(after)))
-    }
-
-    /// Returns the other model if waiting lines go to it now.
-    pub fn escalated(&self) -> Option<&Escalation> {
-        self.escalation.as_ref().filter(|_| self.steps.is_escalated)
     }
 
     /// Returns the queue of a line's job.

@@ -7,7 +7,7 @@ use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tritmill_admin::{
     App, Driver, FileContents, Models, Settings,
     chosen_lines::{ChosenLinesError, Problem, chosen_lines},
-    store::{batch_ends::EndsPage, batches::Escalation},
+    store::{batch_ends::EndsPage, escalation::Escalation},
 };
 use tritmill_client::Client;
 use tritmill_queue::{

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::{
     ApiError, App,
-    store::batches::{Escalation, parse_window},
+    store::{batches::parse_window, escalation::Escalation},
 };
 
 /// Where the lines of a batch go that have not begun at some time.
