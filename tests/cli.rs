@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 41] = [
+const COMMANDS: [&str; 42] = [
     "",
     "admin",
     "standalone",
@@ -42,6 +42,7 @@ const COMMANDS: [&str; 41] = [
     "queue show",
     "queue allow-class",
     "queue withdraw-class",
+    "batches create",
     "batches results",
     "batches delete",
     "workers",
