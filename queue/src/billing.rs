@@ -27,7 +27,7 @@ const CHARGE_DIGITS: usize = 9;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// A single request with `service_tier: priority`.
+    /// A request with `service_tier: priority`, which goes before the other requests of its tenant.
     Priority,
     /// A single request, and a job of the client library.
     #[default]

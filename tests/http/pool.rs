@@ -182,3 +182,44 @@ fn model_that_waits_for_memory_is_served_and_listed() {
     assert_eq!(worker.wait(Duration::from_secs(60)), Some(0));
     assert!(listed().is_empty(), "they left the list");
 }
+
+#[test]
+fn lines_that_wait_go_to_the_other_model_and_their_answers_say_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let [_, enough] = budgets(folder.path());
+    // Slow, so that lines wait when the time has come.
+    let words = [&WORDS[..], &["--isa", "scalar", "--max-sequences", "1"]].concat();
+    let service = crate::rig::Admin::run(both(alone(folder.path(), &words), enough));
+    let caller = service.first();
+    let slow = lines("demo").replace("\"max_tokens\":8", "\"max_tokens\":60,\"ignore_eos\":true");
+    let file = caller.upload(slow.as_bytes()).json()["id"].clone();
+    let asked = |escalation: Value| {
+        json!({
+            "input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "1h",
+            "escalation": escalation,
+        })
+    };
+    let refused = |escalation: Value| {
+        let answer = caller.post("/v1/batches", &asked(escalation));
+        let error = answer.json()["error"].clone();
+        (answer.status, error["code"].clone(), error["param"].clone())
+    };
+    let unknown = refused(json!({ "model": "none", "after": "1s" }));
+    assert_eq!(unknown, (404, json!("model_not_found"), json!("escalation.model")));
+    let late = refused(json!({ "model": "tiny", "after": "1h" }));
+    assert_eq!(late, (400, json!("invalid_value"), json!("escalation.after")));
+    let escalation = json!({ "model": "tiny", "after": "1s" });
+    let batch = caller.post("/v1/batches", &asked(escalation.clone())).json();
+    assert_eq!(batch["escalation"], escalation, "{batch}");
+    let batch = caller.finished(batch["id"].as_str().unwrap());
+    let counts = json!({ "total": LINES, "completed": LINES, "failed": 0 });
+    assert_eq!(batch["request_counts"], counts, "{batch}");
+    let answers = by_name(&caller.lines(&batch["output_file_id"]));
+    assert_eq!(answers.len(), LINES);
+    let of = |model: &str| {
+        let says = |answer: &&Value| answer["response"]["body"]["model"].as_str() == Some(model);
+        answers.values().filter(says).count()
+    };
+    let (demo, tiny) = (of("demo@i2_s"), of("tiny@i2_s"));
+    assert!(demo > 0 && tiny > 0 && demo + tiny == LINES, "{demo} and {tiny}: {answers:?}");
+}

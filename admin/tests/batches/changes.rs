@@ -299,7 +299,7 @@ async fn waiting_jobs_move_to_another_queue_and_their_old_deliveries_are_not_cla
         let claims = store.claim(&[id.job(2), id.job(3)], by("w")).await.unwrap();
         let (running, retried) = (claims[0].claim_ref(), claims[1].claim_ref());
         assert!(store.checkpoint(&[(retried, vec![7])]).await.unwrap().is_empty());
-        assert_eq!(store.release(&[retried], Release::default()).await.unwrap().len(), 1);
+        assert_eq!(store.hand_back(&[retried]).await.unwrap(), [retried.id]);
         let old = claims[0].job.queue.clone();
         let moved = store.move_range(id.all_jobs(), &to, 2).await.unwrap();
         assert_eq!(moved, ChangedJobs { jobs: 2, more: true });

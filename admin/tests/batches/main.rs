@@ -31,7 +31,7 @@ use tritmill_admin::store::{
 };
 use tritmill_queue::{
     Job, Priority, Tenant, Timestamp,
-    store::{ChangedJobs, Page},
+    store::{ChangedJobs, Claimant, Page},
 };
 
 const MANY: u32 = 1000;
