@@ -19,7 +19,7 @@ use tritmill_admin::{
         batches::{BACKGROUND, Creation, MIXED, parse_window},
     },
 };
-use tritmill_queue::{Priority, Store as _};
+use tritmill_queue::Priority;
 
 use crate::{keys::StoreOptions, output};
 
