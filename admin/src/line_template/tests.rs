@@ -1,3 +1,5 @@
+//! Lines that templates make, and templates that are refused.
+
 use super::*;
 
 const CHAT: &str = "/v1/chat/completions";
