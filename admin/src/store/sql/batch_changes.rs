@@ -10,46 +10,77 @@ use crate::store::{
     events::Event,
 };
 
-/// See [`Batches::change_batch`](crate::store::Batches::change_batch).
+/// See [`Batches::change_batch`](crate::store::Batches::change_batch). When it returns, the row is no longer locked, also where nothing
+/// was changed.
 pub(super) async fn change(
     store: &SqlStore,
+    of: (&Tenant, BatchId),
+    change: &BatchChange,
+    now_and_max: (Timestamp, u32),
+) -> Result<Option<Changed>, StoreError> {
+    let mut tx = store.begin().await?;
+    match try_change(store, &mut tx, of, change, now_and_max).await {
+        Ok(Attempt::Changed(batch)) => {
+            tx.commit().await?;
+            Ok(Some(Changed::Done(batch)))
+        }
+        Ok(Attempt::Unchanged(answer)) => {
+            tx.rollback().await?;
+            Ok(answer)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What a change did in its transaction.
+enum Attempt {
+    /// It is written.
+    Changed(Box<Batch>),
+    /// Nothing is to be written.
+    Unchanged(Option<Changed>),
+}
+
+async fn try_change(
+    store: &SqlStore,
+    tx: &mut Connection,
     (tenant, id): (&Tenant, BatchId),
     change: &BatchChange,
     (now, open_max): (Timestamp, u32),
-) -> Result<Option<Changed>, StoreError> {
+) -> Result<Attempt, StoreError> {
+    let unchanged = |answer| Ok(Attempt::Unchanged(Some(answer)));
     let found = concat!(
         "SELECT ",
         super::batches::columns!(),
         " FROM batches WHERE id = $1 AND tenant = $2",
         for_update!()
     );
-    let mut tx = store.begin().await?;
     let found = query(found).bind(Uuid::from(id)).bind(&tenant.0);
-    let Some(row) = found.fetch_optional(&mut *tx).await? else { return Ok(None) };
+    let Some(row) = found.fetch_optional(&mut *tx).await? else {
+        return Ok(Attempt::Unchanged(None));
+    };
     let before = whole(&row)?;
     let mut changed = before.clone();
     if let Some(key) = change.key() {
-        match take_key(store, &mut tx, tenant, key).await? {
+        match take_key(store, tx, tenant, key).await? {
             Taken::New => {}
-            Taken::Again => return Ok(Some(Changed::Done(Box::new(before)))),
-            Taken::Other => return Ok(Some(Changed::KeyConflict)),
+            Taken::Again => return unchanged(Changed::Done(Box::new(before))),
+            Taken::Other => return unchanged(Changed::KeyConflict),
         }
     }
     match change.apply(&mut changed, now) {
         Applied::Changed => {}
-        Applied::Unchanged => return Ok(Some(Changed::Done(Box::new(before)))),
-        Applied::Refused => return Ok(Some(Changed::Refused(Box::new(before)))),
-        Applied::ManyRetries => return Ok(Some(Changed::ManyRetries)),
+        Applied::Unchanged => return unchanged(Changed::Done(Box::new(before))),
+        Applied::Refused => return unchanged(Changed::Refused(Box::new(before))),
+        Applied::ManyRetries => return unchanged(Changed::ManyRetries),
     }
-    if before.state.is_terminal() && open_batches(&mut tx, tenant, open_max).await? >= open_max {
-        return Ok(Some(Changed::Full));
+    if before.state.is_terminal() && open_batches(tx, tenant, open_max).await? >= open_max {
+        return unchanged(Changed::Full);
     }
-    write(&mut tx, &changed).await?;
+    write(tx, &changed).await?;
     if let Some(event) = Event::of_change(&before, &changed, now) {
-        notices::add(store, &mut tx, &event, &changed.receivers()).await?;
+        notices::add(store, tx, &event, &changed.receivers()).await?;
     }
-    tx.commit().await?;
-    Ok(Some(Changed::Done(Box::new(changed))))
+    Ok(Attempt::Changed(Box::new(changed)))
 }
 
 /// Who has an idempotency key.

@@ -184,7 +184,7 @@ mod tests {
     fn serve(lane: &mut Lane, expires_at: Option<i64>, times: std::ops::Range<i64>) -> [u64; 3] {
         let (mut served, mut clock, mut number) = ([0; 3], times.start as f64, 0);
         while (clock as i64) < times.end {
-            for (tenant, cost) in [("due", 30), ("b", 10), ("c", 90)] {
+            for (tenant, cost) in [("due", 32), ("b", 10), ("c", 90)] {
                 // One that is served waits with another one, so that its tenant stays.
                 while lane.count_of(&Tenant(tenant.to_owned())).entries < 2 {
                     let expires_at = expires_at.filter(|_| tenant == "due");
