@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use tokio::runtime::Runtime;
 use tritmill_client::{
@@ -43,7 +43,10 @@ pub struct ServerOptions {
 impl ServerOptions {
     /// Returns URL and key of the server, if one is given.
     pub fn given(&self) -> anyhow::Result<Option<(&str, &str)>> {
-        let Some(url) = self.server.as_deref() else { return Ok(None) };
+        let Some(url) = self.server.as_deref() else {
+            ensure!(self.escalate_to.is_none(), "--escalate-to needs --server");
+            return Ok(None);
+        };
         let key = self.key.as_deref().filter(|key| !key.is_empty());
         let key = key.context("--server needs --key (or TRITMILL_KEY)")?;
         Ok(Some((url, key)))

@@ -206,6 +206,10 @@ fn lines_that_wait_go_to_the_other_model_and_their_answers_say_it() {
     };
     let unknown = refused(json!({ "model": "none", "after": "1s" }));
     assert_eq!(unknown, (404, json!("model_not_found"), json!("escalation.model")));
+    let schedule =
+        json!({ "cron": "0 0 * * *", "batch": asked(json!({ "model": "none", "after": "1s" })) });
+    let scheduled = caller.post("/v1/schedules", &schedule).json();
+    assert_eq!(scheduled["error"]["code"], "model_not_found", "{scheduled}");
     let late = refused(json!({ "model": "tiny", "after": "1h" }));
     assert_eq!(late, (400, json!("invalid_value"), json!("escalation.after")));
     let escalation = json!({ "model": "tiny", "after": "1s" });

@@ -240,10 +240,13 @@ pub(crate) async fn check_request(
             "after is not possible in a schedule: each run would have the same earlier batch";
         return Err(ApiError::invalid_value("after", message));
     }
-    match &new.input {
-        Some(input) => input_file(app, caller, input).await.map(drop),
-        None => Ok(()),
+    if let Some(input) = &new.input {
+        input_file(app, caller, input).await?;
     }
+    if let Some(asked) = new.escalation {
+        asked.find(app).await?;
+    }
+    Ok(())
 }
 
 /// Creates a batch, or returns the one that was created with the same idempotency key.

@@ -29,6 +29,8 @@ const BURST: f64 = 1.5;
 const IDLE: f64 = 0.15;
 /// Time over which the work is measured without callers.
 const SPAN: Duration = Duration::from_secs(20);
+/// How long callers are waited for after the end of their phase.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// A step target that never ends a step early, in milliseconds.
 const NO_TARGET: u32 = 600_000;
 
@@ -224,7 +226,8 @@ async fn measure(
     Ok(measured)
 }
 
-/// Callers come at a rate, whether others are still waiting or not. Ends when all are answered; returns how many were not.
+/// Callers come at a rate, whether others are still waiting or not. Ends when all are answered, or some time after the last one
+/// came; returns how many were not answered.
 async fn phase(
     service: &Service,
     bodies: &Bodies,
@@ -241,7 +244,12 @@ async fn phase(
         if is_over && asking.is_empty() {
             break;
         }
+        if started.elapsed() >= length + PATIENCE {
+            failed += asking.len() as u64;
+            break;
+        }
         tokio::select! {
+            () = sleep(Duration::from_secs(1)) => {}
             _ = ticks.tick(), if !is_over => {
                 let body = bodies.interactive(2 + cycle, count);
                 count += 1;
