@@ -65,7 +65,8 @@ long prompts. It prints the times between tokens, and the tokens per second of t
 
 With --waves, callers come in bursts, and in idle phases between them, whether earlier ones are answered or not: alone,
 beside requests of their own kind, and beside a batch of their own tier, without a step target, as usual, and with the window
-background. It prints the times to the first token and between tokens, and what the other work gets done.
+background. After a phase, as long as it lasted, callers that are still waiting count as not answered. It prints the times to the
+first token and between tokens, and what the other work gets done.
 
 With --overload, it starts the same service, or one on the given servers, measures how many requests it answers,
 and then offers ten times as many, each with a deadline. It prints the goodput (tokens of answers within the

@@ -27,10 +27,6 @@ const ALONE: usize = 4;
 /// How many answers are asked for in the time of one: in a burst and in an idle phase.
 const BURST: f64 = 1.5;
 const IDLE: f64 = 0.15;
-/// Time over which the work is measured without callers.
-const SPAN: Duration = Duration::from_secs(20);
-/// How long callers are waited for after the end of their phase.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// A step target that never ends a step early, in milliseconds.
 const NO_TARGET: u32 = 600_000;
 
@@ -211,7 +207,7 @@ async fn measure(
             sleep(Duration::from_millis(200)).await;
         }
         let (started, before) = (Instant::now(), service.tokens().await?);
-        sleep(SPAN).await;
+        sleep(arguments.phase()).await;
         let alone = (service.tokens().await? - before) as f64 / started.elapsed().as_secs_f64();
         let (started, before) = (Instant::now(), service.tokens().await?);
         waves.await?;
@@ -226,8 +222,8 @@ async fn measure(
     Ok(measured)
 }
 
-/// Callers come at a rate, whether others are still waiting or not. Ends when all are answered, or some time after the last one
-/// came; returns how many were not answered.
+/// Callers come at a rate, whether others are still waiting or not. Ends when all are answered, or as long after the last one came as
+/// they came; returns how many were not answered.
 async fn phase(
     service: &Service,
     bodies: &Bodies,
@@ -244,7 +240,7 @@ async fn phase(
         if is_over && asking.is_empty() {
             break;
         }
-        if started.elapsed() >= length + PATIENCE {
+        if started.elapsed() >= 2 * length {
             failed += asking.len() as u64;
             break;
         }
