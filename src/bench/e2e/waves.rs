@@ -206,6 +206,8 @@ async fn measure(
             ensure!(begun.elapsed() < BATCH_WITHIN, "the work does not start");
             sleep(Duration::from_millis(200)).await;
         }
+        // The first lines are computed while the others are still being checked.
+        sleep(arguments.phase()).await;
         let (started, before) = (Instant::now(), service.tokens().await?);
         sleep(arguments.phase()).await;
         let alone = (service.tokens().await? - before) as f64 / started.elapsed().as_secs_f64();
