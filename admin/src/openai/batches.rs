@@ -383,6 +383,10 @@ fn is_same_request(known: &Batch, new: &Batch) -> bool {
     let earlier = |batch: &Batch| {
         batch.after.as_ref().map(|after| (after.batch, String::from(after.lines.clone())))
     };
+    // The queue of the model may have changed since.
+    let escalation = |batch: &Batch| {
+        batch.escalation.as_ref().map(|asked| (asked.model.clone(), asked.after.clone()))
+    };
     // An open batch is known by the file that it began with.
     (known.began_with, known.at.sealed.is_some() || known.is_open) == (new.began_with, new.is_open)
         && (new.is_open || new.after.is_some() || known.input == new.input)
@@ -390,7 +394,7 @@ fn is_same_request(known: &Batch, new: &Batch) -> bool {
         && known.endpoint == new.endpoint
         && known.completion_window == new.completion_window
         && known.priority == new.priority
-        && known.escalation == new.escalation
+        && escalation(known) == escalation(new)
         && url(known) == url(new)
         && known.metadata == new.metadata
         && known.output_expires_s == new.output_expires_s

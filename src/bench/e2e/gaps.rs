@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::{
     Arguments, Work,
-    service::{ANSWER_WITHIN, Service},
+    service::{ANSWER_WITHIN, PATIENT, Service},
 };
 use crate::{bench::queue::percentile, block_on, output};
 
@@ -150,7 +150,7 @@ async fn measure(
         }
     }
     let lines = (0..arguments.batch_lines()).map(|line| bodies.batch(line));
-    let id = service.submit_batch(lines, ENDPOINT).await?.id;
+    let id = service.submit_batch(lines, ENDPOINT, PATIENT).await?.id;
     let (started, before) = (Instant::now(), service.tokens().await?);
     while service.tokens().await? < before + 2 * arguments.batch_prompt.get() as u64 {
         ensure!(started.elapsed() < BATCH_WITHIN, "the batch does not start");

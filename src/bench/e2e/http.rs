@@ -16,7 +16,7 @@ use tritmill_client::remote::RemoteBatch;
 
 use super::{
     Arguments,
-    service::{ANSWER_WITHIN, Service},
+    service::{ANSWER_WITHIN, PATIENT, Service},
 };
 use crate::{bench::queue::percentile, block_on, output};
 
@@ -47,7 +47,8 @@ impl Service {
     /// Starts the batch, at priority low.
     async fn batch(&self, arguments: &Arguments, model: &str) -> anyhow::Result<RemoteBatch> {
         let body = |line| body(model, &format!("Paid on day {line} of the year"), arguments);
-        self.submit_batch((0..arguments.batch_lines()).map(body), "/v1/chat/completions").await
+        let lines = (0..arguments.batch_lines()).map(body);
+        self.submit_batch(lines, "/v1/chat/completions", PATIENT).await
     }
 
     /// Starts the batch and waits until some lines are answered.

@@ -24,6 +24,8 @@ use tritmill_engine::{backend::cuda, load::DeviceChoice};
 use super::Arguments;
 use crate::servers::ServerUrls;
 
+/// Completion window and priority of a batch that comes after everything else.
+pub(super) const PATIENT: (&str, &str) = ("24h", "low");
 /// Time limit of a request.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
@@ -135,27 +137,8 @@ impl Service {
         Ok(Self { process, url, key, client, api, listen, folder, memory })
     }
 
-    /// Starts a batch of lines with these bodies, at priority low.
+    /// Starts a batch of lines with these bodies, with a completion window and a priority.
     pub async fn submit_batch(
-        &self,
-        bodies: impl Iterator<Item = Value>,
-        endpoint: &str,
-    ) -> anyhow::Result<RemoteBatch> {
-        self.create_batch(bodies, endpoint, ("24h", "low")).await
-    }
-
-    /// Starts a batch of lines with these bodies and this completion window, at its priority.
-    pub async fn submit_batch_within(
-        &self,
-        bodies: impl Iterator<Item = Value>,
-        endpoint: &str,
-        window: &str,
-    ) -> anyhow::Result<RemoteBatch> {
-        let priority = if window == "background" { "low" } else { "normal" };
-        self.create_batch(bodies, endpoint, (window, priority)).await
-    }
-
-    async fn create_batch(
         &self,
         bodies: impl Iterator<Item = Value>,
         endpoint: &str,

@@ -114,13 +114,12 @@ async fn measure_all(
         let mut service = Service::start_stepping(arguments, target).await?;
         let model = service.api.models().await?.into_iter().next().context("nothing is served")?;
         let bodies = bodies.of(&model);
-        if rates.is_none() {
-            rates = Some(rates_of(&service, arguments, &bodies).await?);
-        }
-        let found = match rates {
-            Some(rates) => measure(&service, arguments, &bodies, scenario, rates).await,
-            None => break,
+        let known = match rates {
+            Some(known) => known,
+            None => rates_of(&service, arguments, &bodies).await?,
         };
+        rates = Some(known);
+        let found = measure(&service, arguments, &bodies, scenario, known).await;
         // Fails if the process has ended.
         let _ = service.process.kill().await;
         measured.push(found?);
@@ -185,11 +184,11 @@ async fn measure(
                     }
                     body
                 });
-                let window = match scenario {
-                    Scenario::Background => "background",
-                    _ => "24h",
+                let of = match scenario {
+                    Scenario::Background => ("background", "low"),
+                    _ => ("24h", "normal"),
                 };
-                let id = service.submit_batch_within(lines, ENDPOINT, window).await?.id;
+                let id = service.submit_batch(lines, ENDPOINT, of).await?.id;
                 loop {
                     sleep(Duration::from_secs(1)).await;
                     let status = service.api.batch(&id).await?.status;
@@ -321,16 +320,14 @@ fn print(arguments: &Arguments, rates: Rates, measured: &[Measured]) -> anyhow::
         ))?;
     }
     for one in measured {
-        let mut all = Answers::default();
-        for answers in [&one.burst, &one.idle] {
-            all.gaps.extend(&answers.gaps);
-        }
-        all.sort();
-        let [mut burst, mut idle] = [one.burst.first.clone(), one.idle.first.clone()];
-        burst.sort_unstable();
-        idle.sort_unstable();
+        let sorted = |mut times: Vec<Duration>| {
+            times.sort_unstable();
+            times
+        };
+        let [burst, idle] = [&one.burst, &one.idle].map(|answers| sorted(answers.first.clone()));
+        let gaps = sorted([&one.burst.gaps[..], &one.idle.gaps].concat());
         let figures =
-            [&burst, &idle, &all.gaps].map(|times| [50, 99].map(|percent| ms(times, percent)));
+            [&burst, &idle, &gaps].map(|times| [50, 99].map(|percent| ms(times, percent)));
         let answers = burst.len() + idle.len();
         if arguments.json {
             let pair = |[p50, p99]: [Option<f64>; 2]| json!({ "p50_ms": p50, "p99_ms": p99 });

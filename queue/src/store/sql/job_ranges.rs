@@ -80,6 +80,23 @@ async fn find(
     Ok((found, more))
 }
 
+/// Changes up to `max` open jobs of a range. The first statement finds them: its parameters are the bounds of the range, what `bind`
+/// binds, and the limit. The second changes those: its parameters are the clock, the ids, and what `bind` binds.
+async fn change_found(
+    store: &SqlStore,
+    (ids, max): (RangeInclusive<JobId>, u32),
+    [found, change]: [&'static str; 2],
+    bind: impl Fn(Query<'static>) -> Query<'static>,
+) -> Result<ChangedJobs, StoreError> {
+    let found = query(found).bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
+    let (found, more) = find(store, bind(found), max).await?;
+    if found.is_empty() {
+        return Ok(ChangedJobs { jobs: 0, more });
+    }
+    let change = query(change).bind(store.clock_parameter()).bind(dialect::id_list(found));
+    Ok(ChangedJobs { jobs: store.execute(bind(change)).await?, more })
+}
+
 fn ended(row: &Row) -> Result<EndedJob, StoreError> {
     let key: Option<&[u8]> = rows::get(row, "line_key")?;
     let key = key.map(|key| key.try_into().map_err(|error| rows::damaged("line_key", error)));
@@ -232,18 +249,13 @@ impl JobRanges for SqlStore {
         expires_at: Timestamp,
         max: u32,
     ) -> Result<ChangedJobs, StoreError> {
-        let found = query(concat!(
+        let found = concat!(
             "SELECT id FROM ",
             open_jobs!(),
             " WHERE id BETWEEN $1 AND $2 AND ",
             other_deadline!(),
             " ORDER BY id LIMIT $4"
-        ));
-        let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
-        let (found, more) = find(self, found.bind(expires_at.0), max).await?;
-        if found.is_empty() {
-            return Ok(ChangedJobs { jobs: 0, more });
-        }
+        );
         let release = concat!(
             "UPDATE ",
             open_jobs!(),
@@ -254,11 +266,7 @@ impl JobRanges for SqlStore {
             " AND ",
             other_deadline!()
         );
-        let release = query(release)
-            .bind(self.clock_parameter())
-            .bind(dialect::id_list(found))
-            .bind(expires_at.0);
-        Ok(ChangedJobs { jobs: self.execute(release).await?, more })
+        change_found(self, (ids, max), [found, release], |query| query.bind(expires_at.0)).await
     }
 
     async fn move_range(
@@ -267,19 +275,13 @@ impl JobRanges for SqlStore {
         to: &QueueName,
         max: u32,
     ) -> Result<ChangedJobs, StoreError> {
-        let found = query(concat!(
+        let found = concat!(
             "SELECT id FROM ",
             open_jobs!(),
             " WHERE id BETWEEN $1 AND $2 AND ",
             waits_elsewhere!(),
             " ORDER BY id LIMIT $5"
-        ));
-        let found = found.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
-        let found = found.bind(&to.model).bind(&to.format);
-        let (found, more) = find(self, found, max).await?;
-        if found.is_empty() {
-            return Ok(ChangedJobs { jobs: 0, more });
-        }
+        );
         let change = concat!(
             "UPDATE ",
             open_jobs!(),
@@ -290,12 +292,8 @@ impl JobRanges for SqlStore {
             " AND ",
             waits_elsewhere!()
         );
-        let change = query(change)
-            .bind(self.clock_parameter())
-            .bind(dialect::id_list(found))
-            .bind(&to.model)
-            .bind(&to.format);
-        Ok(ChangedJobs { jobs: self.execute(change).await?, more })
+        let bind = |query: Query<'static>| query.bind(to.model.clone()).bind(to.format.clone());
+        change_found(self, (ids, max), [found, change], bind).await
     }
 
     async fn ended(&self, ids: &[JobId]) -> Result<Vec<EndedJob>, StoreError> {
