@@ -333,3 +333,53 @@ fn only_listed_tensors_of_folders_may_be_left_out() {
         assert!(error.contains(name) && error.contains(need), "{error}");
     }
 }
+
+#[test]
+fn parts_that_no_text_needs_are_skipped_and_named() {
+    let plain = support::open("qwen35-tiny").fingerprint().unwrap();
+    let folder = Folder::copy("qwen35-tiny");
+    let extra = ["model.visual.blocks.0.weight", "mtp.fc.weight", "mtp.norm.weight"];
+    folder.edit_weights(|header, _| {
+        let entry = json!({ "dtype": "BF16", "shape": [0], "data_offsets": [0, 0] });
+        header.extend(extra.map(|name| (name.to_owned(), entry.clone())));
+    });
+    let model = Model::open(folder.path()).unwrap();
+    assert_eq!(skipped(&model), [("model.visual.*", 1), ("mtp.*", 2)]);
+    assert_eq!(model.fingerprint().unwrap(), plain);
+}
+
+#[test]
+fn blocks_that_draft_tokens_are_skipped_and_named() {
+    for name in
+        ["qwen35-tiny/qwen35-tiny-pq2_0.gguf", "qwen35-rotated-tiny/qwen35-rotated-tiny-q2_0.gguf"]
+    {
+        let mut file = RawGguf::read(&golden(name));
+        let plain = open(&file).unwrap().fingerprint().unwrap();
+        let layer = file.tensors.iter().filter(|tensor| tensor.name.starts_with("blk.3."));
+        let draft: Vec<_> = layer.cloned().collect();
+        for mut tensor in draft {
+            tensor.name = tensor.name.replace("blk.3.", "blk.4.");
+            file.tensors.push(tensor);
+        }
+        add_tensor(&mut file, "blk.4.nextn.hnorm.weight");
+        if name.contains("rotated") {
+            const KEY: &str = "prism.hadamard.weight_names";
+            let mut names = file.texts(KEY);
+            names.push("blk.4.attn_q.weight".to_owned());
+            file.set_texts(KEY, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        assert!(open(&file).unwrap_err().to_string().contains("blk.4."), "{name}: 4 blocks");
+        file.set_u32("qwen35.block_count", 5);
+        file.set_u32("qwen35.nextn_predict_layers", 1);
+        let model = open(&file).unwrap();
+        let of_draft = file.tensors.iter().filter(|tensor| tensor.name.starts_with("blk.4."));
+        assert_eq!(skipped(&model), [("blk.4.*", of_draft.count())], "{name}");
+        assert_eq!(model.fingerprint().unwrap(), plain, "{name}");
+        file.remove("qwen35.nextn_predict_layers");
+        assert!(open(&file).is_err(), "{name}: a draft block is no layer");
+    }
+}
+
+fn skipped(model: &Model) -> Vec<(&str, usize)> {
+    model.skipped().iter().map(|part| (&*part.tensors, part.count)).collect()
+}

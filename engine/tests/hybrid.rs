@@ -459,7 +459,7 @@ fn settings_of_text_may_be_apart_and_others_are_refused() {
         ("qwen35.ssm.inner_size", 511),
         ("qwen35.full_attention_interval", 9),
         ("qwen35.rope.dimension_count", 15),
-        ("qwen35.nextn_predict_layers", 1),
+        ("qwen35.nextn_predict_layers", 8),
     ] {
         let mut file = RawGguf::read(&golden(FILES[0]));
         file.set_u32(key, value);

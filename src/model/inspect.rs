@@ -143,6 +143,10 @@ fn print(model: &Inspection, run: &Run) -> anyhow::Result<()> {
     field("activations", run.activations.clone())?;
     field("kernels", run.kernels.clone())?;
     field("numerics class", run.numerics_class.clone())?;
+    for part in &model.skipped {
+        let (tensors, count, purpose) = (&part.tensors, part.count, part.purpose);
+        field("not read", format!("{tensors} ({count} tensors): {purpose}"))?;
+    }
     let (count, size) = (model.tensors.len(), output::bytes(model.size_bytes));
     field("tensors", format!("{count}, {size}"))?;
     let name_width = model.tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);

@@ -6,7 +6,7 @@ use super::{
     error::ModelError,
     fingerprint::Fingerprint,
     model::Model,
-    parts::TensorInfo,
+    parts::{SkippedPart, TensorInfo},
     roles::{biases, layer_tensor_shape, layer_tensors, linears, norm_len},
 };
 use crate::config::ModelConfig;
@@ -34,6 +34,9 @@ pub struct Inspection {
     pub token_count: usize,
     /// Identity of what the model computes.
     pub fingerprint: Fingerprint,
+    /// Parts that are not read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<SkippedPart>,
     /// Every tensor, in the order of the file.
     pub tensors: Vec<TensorInfo>,
 }
@@ -74,6 +77,7 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
             .filter(|&id| tokenizer.token_bytes(id).is_some())
             .count(),
         fingerprint: model.fingerprint()?,
+        skipped: model.skipped().to_vec(),
         tensors: model.tensors().to_vec(),
     })
 }

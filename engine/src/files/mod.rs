@@ -40,6 +40,6 @@ pub use {
     hugging_face::folder::EmbeddedFolder,
     inspect::{Inspection, inspect},
     model::Model,
-    parts::TensorInfo,
+    parts::{SkippedPart, TensorInfo},
     synth::{VOCAB_MIN, shape, shape_names, synth},
 };

@@ -15,7 +15,7 @@ use super::{
     error::{ModelError, Problem},
     fingerprint::{Fingerprint, FingerprintHasher},
     mmap::{Bytes, Source},
-    parts::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor},
+    parts::{DenseTensor, Parts, SkippedPart, Span, TensorInfo, Tensors, TernaryTensor},
     roles::{biases, half_split, layer_tensors, linears, norms},
     value_heads::Order,
 };
@@ -82,6 +82,11 @@ impl Model {
     /// Returns the tensors, in the order of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.parts.listing
+    }
+
+    /// Returns the parts of the files that are not read.
+    pub fn skipped(&self) -> &[SkippedPart] {
+        &self.parts.skipped
     }
 
     /// Decodes one ternary matrix, its Q and K rows in half-split RoPE order.

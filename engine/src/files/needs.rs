@@ -3,6 +3,11 @@
 //!
 //! A name is compared as whole words: `blk.0.attn_q_norm_in.weight` has the words `norm_in`, but not `form`.
 
+/// What drafts tokens, and changes no answer.
+pub(crate) const DRAFTS: &str = "layers that draft several tokens";
+/// What reads images and sound.
+pub(crate) const OTHER_INPUTS: &str = "inputs other than text";
+
 /// Words of names, and what they stand for. The first row with a word of the name counts.
 const NEEDS: &[(&[&str], &str)] = &[
     (
@@ -14,7 +19,7 @@ const NEEDS: &[(&[&str], &str)] = &[
         &["expert", "experts", "exps", "shexp", "moe", "router", "routed", "gate_inp", "topk"],
         "a mixture of experts",
     ),
-    (&["nextn", "mtp", "eagle"], "layers that draft several tokens"),
+    (&["nextn", "mtp", "eagle"], DRAFTS),
     (
         &["ssm", "mamba", "conv", "conv1d", "linear", "delta", "recurrent", "interval", "hybrid"],
         "recurrent layers (Gated DeltaNet, state spaces)",
@@ -27,7 +32,7 @@ const NEEDS: &[(&[&str], &str)] = &[
     (&["rope", "rotary", "yarn", "alibi", "nope"], "other positions"),
     (&["pooling"], "another embedding of a whole text as the output"),
     (&["lora", "adapter"], "adapters"),
-    (&["vision", "visual", "mmproj", "audio", "multimodal"], "inputs other than text"),
+    (&["vision", "visual", "mmproj", "audio", "multimodal"], OTHER_INPUTS),
     (&["causal", "attn", "attention", "qkv", "qk", "heads"], "another attention"),
     (&["bias", "biases"], "biases that no linear here has"),
     (&["norm", "norms", "rmsnorm", "layernorm"], "other norms"),

@@ -8,6 +8,7 @@ use super::{
     hugging_face::folder::{self, EmbeddedFolder},
     mmap::Bytes,
     model::Model,
+    parts::SkippedPart,
 };
 
 impl Model {
@@ -30,6 +31,9 @@ impl Model {
                 }
             }
         };
+        for SkippedPart { tensors, count, purpose } in &parts.skipped {
+            tracing::info!(model = parts.name, tensors, count, purpose, "a part is not read");
+        }
         Ok(Self::new(parts))
     }
 

@@ -26,6 +26,32 @@ pub struct TensorInfo {
     pub size_bytes: u64,
 }
 
+/// A part of a file that is not read, because no answer to a text depends on it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct SkippedPart {
+    /// The names of its tensors, such as `model.visual.*`.
+    pub tensors: String,
+    /// The number of its tensors.
+    pub count: usize,
+    /// What it is for.
+    pub purpose: &'static str,
+}
+
+impl SkippedPart {
+    /// Returns the parts of a model that some of these names are of. A part is known by the beginning of its names.
+    pub(crate) fn among<'a>(
+        prefixes: impl IntoIterator<Item = (String, &'static str)>,
+        names: impl Iterator<Item = &'a str> + Clone,
+    ) -> Vec<Self> {
+        let part = |(prefix, purpose): (String, &'static str)| Self {
+            count: names.clone().filter(|name| name.starts_with(&prefix)).count(),
+            tensors: prefix + "*",
+            purpose,
+        };
+        prefixes.into_iter().map(part).filter(|part| part.count > 0).collect()
+    }
+}
+
 /// Returns whether two shapes are of the same elements in the same order: dimensions of 1 say nothing of it.
 pub(crate) fn is_same_shape(a: &[u64], b: &[u64]) -> bool {
     let counts = |dim: &&u64| **dim != 1;
@@ -108,6 +134,8 @@ pub(crate) struct Parts {
     pub files: Vec<Bytes>,
     pub tensors: Tensors,
     pub listing: Vec<TensorInfo>,
+    /// Parts that were not read.
+    pub skipped: Vec<SkippedPart>,
     pub tokenizer: Tokenizer,
     pub chat_template: Option<ChatTemplate>,
 }

@@ -25,8 +25,12 @@ pub(crate) enum Architecture {
 /// Constant factors of `minicpm`: of embedding rows, of what blocks add, and the divisor of the logits.
 pub(crate) const MULTIPLIER_KEYS: [&str; 3] = ["embedding_scale", "residual_scale", "logit_scale"];
 
+/// Key of `qwen35` with the number of blocks that draft tokens. They come after the layers, and count as blocks.
+pub(crate) const DRAFT_BLOCKS_KEY: &str = "nextn_predict_layers";
+
 /// Keys of `qwen35`. For text all positions are equal, so that the sections of RoPE change nothing.
-const HYBRID_KEYS: [&str; 7] = [
+const HYBRID_KEYS: [&str; 8] = [
+    DRAFT_BLOCKS_KEY,
     "full_attention_interval",
     "rope.dimension_sections",
     "ssm.conv_kernel",

@@ -17,8 +17,10 @@
 //!
 //! A key that is not understood may change the computation, so it is an error that names the key ([`understood`]).
 
+use std::ops::Range;
+
 use super::{
-    architecture::{Architecture, MULTIPLIER_KEYS},
+    architecture::{Architecture, DRAFT_BLOCKS_KEY, MULTIPLIER_KEYS},
     container::{Gguf, Value},
     keys::Keys,
     maple,
@@ -70,7 +72,7 @@ pub(crate) fn parse(
             ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
         })?;
     let pooling = pooling(&keys, architecture)?;
-    let layer_count = keys.required_size("block_count", LAYERS_MAX)?;
+    let layer_count = draft_blocks(gguf, (architecture, name))?.start;
     let delta_net = is_hybrid.then(|| delta_net(file, &keys)).transpose()?;
     if delta_net.is_some_and(|delta| layer_count < delta.attention_interval) {
         return Err(keys.bad("full_attention_interval", "at most block_count"));
@@ -124,6 +126,27 @@ pub(crate) fn parse(
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
         eos_tokens: Vec::new(),
     })
+}
+
+/// Returns the blocks after the layers. These draft tokens, which changes no answer; only hybrid models have some.
+///
+/// # Errors
+/// If `block_count` is missing or out of range, or all blocks draft tokens.
+pub(crate) fn draft_blocks(
+    gguf: &Gguf<'_>,
+    (architecture, name): (Architecture, &str),
+) -> Result<Range<usize>, ModelError> {
+    let prefix = format!("{name}.");
+    let keys = Keys { gguf, prefix: &prefix };
+    let blocks = keys.required_size("block_count", LAYERS_MAX)?;
+    let drafts = match architecture {
+        Architecture::Qwen35 => keys.whole(DRAFT_BLOCKS_KEY)?.unwrap_or(0),
+        _ => 0,
+    };
+    match usize::try_from(drafts).ok().and_then(|drafts| blocks.checked_sub(drafts)) {
+        Some(layers) if layers > 0 => Ok(layers..blocks),
+        _ => Err(keys.bad(DRAFT_BLOCKS_KEY, "less than block_count")),
+    }
 }
 
 /// Reads the base of the RoPE frequencies. All layers of Maple that have RoPE have windows.

@@ -38,6 +38,7 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         return Err(ModelError::MissingKey { key: "tokenizer.ggml.eos_token_id".to_owned() });
     }
 
+    let drafts = config::draft_blocks(&gguf, named)?;
     let mut finder = Finder::new(&gguf, &bytes, architecture);
     if architecture == Architecture::Llama {
         config.group_scales = finder.has_group_scales();
@@ -46,11 +47,12 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         delta.dense_rates = finder.has_dense_rates();
     }
     if architecture == Architecture::Qwen35 {
-        config.rotation = rotation::read(&file, &gguf, &config)?;
+        config.rotation = rotation::read(&file, &gguf, (&config, &drafts))?;
     }
     config.linear_biases = finder.linear_biases();
     rope::read_divisors(&gguf, &mut finder, &mut config, architecture)?;
     let tensors = finder.tensors(&config, architecture)?;
+    let skipped = finder.skip_blocks(drafts);
     let listing = finder.finish(&gguf, architecture)?;
     Ok(Parts {
         name: name.to_owned(),
@@ -58,6 +60,7 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         config,
         tensors,
         listing,
+        skipped,
         tokenizer: tokens.tokenizer,
         chat_template: tokens.chat_template,
         files: vec![bytes],

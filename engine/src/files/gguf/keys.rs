@@ -58,7 +58,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn whole(&self, key: &str) -> Result<Option<u64>, ModelError> {
+    pub fn whole(&self, key: &str) -> Result<Option<u64>, ModelError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Unsigned(number)) => Ok(Some(number)),

@@ -17,6 +17,11 @@ pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
 /// scores of the pieces.
 pub(crate) const MERGES_KEY: &str = "tritmill.merges";
 
+/// Returns the number of the block that a tensor is of.
+pub(crate) fn block_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
 /// Returns the name of a linear's tensor in the file.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     format!("blk.{layer}.{}.weight", linear_role(linear))

@@ -3,12 +3,12 @@
 //! A tensor of `weight_names` holds `W diag(s) H`, with the signs `s` of its width and the Walsh-Hadamard matrix `H` of each block. Every
 //! key is read: a file with another one, or with a value that stands for something else, is refused.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use super::{
     container::{Gguf, Value},
     keys::Keys,
-    names::{EMBEDDING, HEAD, linear_name},
+    names::{EMBEDDING, HEAD, block_of, linear_name},
     write::Meta,
 };
 use crate::{
@@ -34,14 +34,14 @@ const KEYS: [&str; 10] = [
     "gdn_v_grouped",
 ];
 
-/// Reads the rotation; `None` if the file has none.
+/// Reads the rotation; `None` if the file has none. Matrices of the blocks that draft tokens may have it or not.
 ///
 /// # Errors
 /// Names the key that is missing, unknown or has a value that is not supported.
 pub(super) fn read(
     file: &str,
     gguf: &Gguf<'_>,
-    config: &ModelConfig,
+    (config, drafts): (&ModelConfig, &Range<usize>),
 ) -> Result<Option<Rotation>, ModelError> {
     let keys = Keys { gguf, prefix: NAMESPACE };
     let given = || gguf.metadata.keys().filter_map(|key| key.strip_prefix(NAMESPACE));
@@ -72,7 +72,9 @@ pub(super) fn read(
         .chain([HEAD.to_owned()])
         .collect();
     let rates_are_rotated = config.delta_net.is_some_and(|delta| !delta.dense_rates);
-    if rates_are_rotated || names(&keys, file, "weight_names")? != expected {
+    let mut rotated = names(&keys, file, "weight_names")?;
+    rotated.retain(|name| block_of(name).is_none_or(|block| !drafts.contains(&block)));
+    if rates_are_rotated || rotated != expected {
         return Err(keys.unsupported("weight_names", "a basis that only some matrices have"));
     }
     if names(&keys, file, "inverse_weight_names")? != BTreeSet::from([EMBEDDING.to_owned()]) {

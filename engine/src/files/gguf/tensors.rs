@@ -16,7 +16,7 @@ use super::{
     architecture::Architecture,
     container::{Gguf, TensorEntry, type_name},
     names::{
-        EMBEDDING, HEAD, bias_name, layer_tensor_name, linear_name, norm_name,
+        EMBEDDING, HEAD, bias_name, block_of, layer_tensor_name, linear_name, norm_name,
         post_attention_norm_name,
     },
 };
@@ -30,8 +30,9 @@ use crate::{
             stored::Packing,
         },
         error::{ModelError, Problem, check_overlaps},
+        needs::DRAFTS,
         parts::{
-            DenseTensor, HybridLayout, Span, TensorInfo, Tensors, TernaryTensor, is_same_shape,
+            DenseTensor, HybridLayout, SkippedPart, Span, TensorInfo, Tensors, TernaryTensor, is_same_shape,
         },
         roles::{biases, layer_tensor_shape, layer_tensors, norm_len, norms},
     },
@@ -350,6 +351,14 @@ impl<'a> Finder<'a> {
                 Some(expected) => bad(Problem::SizeMismatch { found: available, expected }),
             },
         }
+    }
+
+    /// Skips the tensors of blocks that draft tokens.
+    pub fn skip_blocks(&mut self, blocks: Range<usize>) -> Vec<SkippedPart> {
+        let prefixes = blocks.clone().map(|block| (format!("blk.{block}."), DRAFTS));
+        let skipped = SkippedPart::among(prefixes, self.entries.keys().copied());
+        self.entries.retain(|name, _| block_of(name).is_none_or(|block| !blocks.contains(&block)));
+        skipped
     }
 
     /// Returns the listing in the order of the file.

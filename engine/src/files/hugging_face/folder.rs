@@ -15,14 +15,15 @@ use serde::Deserialize;
 
 use super::{
     config::{self, HfConfig},
-    embedding, safetensors, tensors, understood,
+    embedding, safetensors, tensors,
+    understood::{self, SKIPPED_PARTS},
 };
 use crate::{
     chat::ChatTemplate,
     files::{
         error::{ModelError, Problem},
         mmap::{Bytes, check_content},
-        parts::{Parts, TensorInfo},
+        parts::{Parts, SkippedPart, TensorInfo},
         tokenizer::{
             json::END_TOKENS,
             sentencepiece,
@@ -271,6 +272,9 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     if let Some(delta) = &mut model.delta_net {
         delta.dense_rates = tensors::has_dense_rates(&entries, &files);
     }
+    let parts = SKIPPED_PARTS.iter().filter(|_| is_hybrid);
+    let parts = parts.map(|(prefix, purpose)| ((*prefix).to_owned(), *purpose));
+    let skipped = SkippedPart::among(parts, entries.keys().map(String::as_str));
     let tensors = tensors::find(entries, &files, &model, storage)?;
     Ok(Parts {
         name: name.to_owned(),
@@ -279,6 +283,7 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
         files,
         tensors,
         listing,
+        skipped,
         tokenizer,
         chat_template,
     })

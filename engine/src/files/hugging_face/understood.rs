@@ -206,14 +206,17 @@ pub(super) fn refuse_files(folder: &Path) -> Result<(), ModelError> {
     }
 }
 
+/// Parts of Qwen3.5 that no text needs, by the beginning of their tensors' names.
+pub(super) const SKIPPED_PARTS: [(&str, &str); 2] =
+    [("model.visual.", needs::OTHER_INPUTS), ("mtp.", needs::DRAFTS)];
+
 /// Returns whether a tensor without a role may stay in the folder, because it changes no result:
 ///
 /// - `lm_head.weight` of a model that shares its embedding: transformers ties both, whatever the file has;
-/// - `model.visual.*` and `mtp.*` of Qwen3.5: what reads images, and what drafts tokens;
+/// - the [parts](SKIPPED_PARTS) of Qwen3.5 that no text needs;
 /// - `rotary_emb.inv_freq`, which old versions of transformers saved and no version reads: the frequencies follow from theta.
 pub(super) fn ignores(tensor: &str, tied_head: bool, is_hybrid: bool) -> bool {
-    // The parts for images and for drafts.
-    if is_hybrid && (tensor.starts_with("model.visual.") || tensor.starts_with("mtp.")) {
+    if is_hybrid && SKIPPED_PARTS.iter().any(|(prefix, _)| tensor.starts_with(prefix)) {
         return true;
     }
     let is_frequencies = |name: &str| {
