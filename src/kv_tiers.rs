@@ -5,9 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use reqwest::{Method, StatusCode, header::AUTHORIZATION};
+use reqwest::{
+    Method, RequestBuilder, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE},
+};
 use tokio::{runtime, time::timeout};
 use tritmill_client::http::{AddressPolicy, HttpClient, check_target};
 use tritmill_engine::kv::disk::{BlockTiers, FolderLimits, RemoteBlocks, TierOptions};
@@ -19,10 +22,14 @@ use crate::byte_sizes;
 const DISK_FREE_MIN: u64 = 1 << 30;
 /// Host memory for blocks beside a GPU, in MiB.
 const HOST_MIB_OF_GPU: u64 = 4096;
-/// Limit of one read from another worker.
+/// Limit of one read from another worker, beside the time for the bytes of a file.
 const READ_LIMIT: Duration = Duration::from_millis(500);
-/// Most bytes of a block.
-const BLOCK_BYTES_MAX: usize = 64 << 20;
+/// A worker that sends more slowly is not read from.
+const BYTES_PER_SECOND_MIN: f64 = 64e6;
+/// Most bytes of a block or a state.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+/// Most bytes of a list of places.
+const PLACES_BYTES_MAX: u64 = 1 << 20;
 /// Time without reads from a worker that failed once, and at most.
 const REST: Duration = Duration::from_secs(60);
 const REST_MAX: Duration = Duration::from_secs(3600);
@@ -124,26 +131,51 @@ struct Peers {
     peers: Vec<Peer>,
 }
 
-impl RemoteBlocks for Peers {
-    fn fetch(&mut self, hash: &str) -> Option<Vec<u8>> {
+impl Peers {
+    /// Asks the workers one after the other, until `is_enough` of an answer.
+    fn ask<T>(
+        &mut self,
+        request: impl AsyncFn(&HttpClient, &str, &str) -> anyhow::Result<Option<T>>,
+        mut is_enough: impl FnMut(T) -> bool,
+    ) {
         for peer in &mut self.peers {
             if peer.rests_until.is_some_and(|until| Instant::now() < until) {
                 continue;
             }
-            let url = format!("{}/kv/{hash}", peer.url);
-            let read = read(&self.client, &url, &self.authorization);
-            match self.runtime.block_on(async { timeout(READ_LIMIT, read).await }) {
-                Ok(Ok(file)) => {
+            let answer = request(&self.client, &peer.url, &self.authorization);
+            match self.runtime.block_on(answer) {
+                Ok(answer) => {
                     peer.failures = 0;
-                    if file.is_some() {
-                        return file;
+                    if answer.is_some_and(&mut is_enough) {
+                        return;
                     }
                 }
-                Ok(Err(error)) => peer.rest(&format!("{error:#}")),
-                Err(_) => peer.rest("no answer in time"),
+                Err(error) => peer.rest(&format!("{error:#}")),
             }
         }
-        None
+    }
+}
+
+impl RemoteBlocks for Peers {
+    fn fetch(&mut self, hash: &str) -> Option<Vec<u8>> {
+        let mut file = None;
+        self.ask(
+            async |client, url, key| read(client, &format!("{url}/kv/{hash}"), key).await,
+            |answer| file.replace(answer).is_none(),
+        );
+        file
+    }
+
+    fn find(&mut self, hashes: &[String]) -> Vec<usize> {
+        let mut found = Vec::new();
+        self.ask(
+            async |client, url, key| find(client, &format!("{url}/kv/find"), key, hashes).await,
+            |places| {
+                found.extend(places);
+                false
+            },
+        );
+        found
     }
 }
 
@@ -161,20 +193,51 @@ impl Peer {
     }
 }
 
-/// Returns the file of a block; `None` if the worker does not have it.
+/// Returns the file of a block or a state; `None` if the worker does not have it.
 async fn read(client: &HttpClient, url: &str, key: &str) -> anyhow::Result<Option<Vec<u8>>> {
     let request = client.request(Method::GET, url)?.header(AUTHORIZATION, key);
+    let Some(answer) = send(client, request).await? else { return Ok(None) };
+    let bytes = answer.content_length().unwrap_or(0);
+    ensure!(bytes <= FILE_BYTES_MAX, "it sends too much");
+    let within = READ_LIMIT + Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND_MIN);
+    body(answer, FILE_BYTES_MAX, within).await.map(Some)
+}
+
+/// Returns the places among the names of the blocks and states that a worker has; `None` if it cannot be asked.
+async fn find(
+    client: &HttpClient,
+    url: &str,
+    key: &str,
+    names: &[String],
+) -> anyhow::Result<Option<Vec<usize>>> {
+    let request = client.request(Method::POST, url)?.header(AUTHORIZATION, key);
+    let request = request.header(CONTENT_TYPE, "application/json");
+    let request = request.body(serde_json::to_vec(names)?);
+    let Some(answer) = send(client, request).await? else { return Ok(None) };
+    let places = body(answer, PLACES_BYTES_MAX, READ_LIMIT).await?;
+    Ok(Some(serde_json::from_slice(&places)?))
+}
+
+/// Sends a request. Returns `None` if the worker does not have what it asks for.
+async fn send(client: &HttpClient, request: RequestBuilder) -> anyhow::Result<Option<Response>> {
     let answer = client.send(request, READ_LIMIT).await?;
     match answer.status() {
-        StatusCode::OK => {
-            let (mut answer, mut file) = (answer, Vec::new());
-            while let Some(part) = answer.chunk().await? {
-                ensure!(file.len() + part.len() <= BLOCK_BYTES_MAX, "it sends too much");
-                file.extend_from_slice(&part);
-            }
-            Ok(Some(file))
-        }
-        StatusCode::NOT_FOUND => Ok(None),
-        status => anyhow::bail!("it answered {status}"),
+        StatusCode::OK => Ok(Some(answer)),
+        // The latter of an older version.
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Ok(None),
+        status => bail!("it answered {status}"),
     }
+}
+
+/// Reads an answer of at most so many bytes.
+async fn body(mut answer: Response, bytes_max: u64, within: Duration) -> anyhow::Result<Vec<u8>> {
+    let read = async {
+        let mut bytes = Vec::new();
+        while let Some(part) = answer.chunk().await? {
+            ensure!((bytes.len() + part.len()) as u64 <= bytes_max, "it sends too much");
+            bytes.extend_from_slice(&part);
+        }
+        Ok(bytes)
+    };
+    timeout(within, read).await.context("it did not send all in time")?
 }

@@ -68,4 +68,12 @@ fn blocks_are_read_from_another_worker_that_has_the_same_key() {
     assert_eq!(status(&format!("/kv/{hash}"), ""), 401);
     assert_eq!(status(&format!("/kv/{}", "0".repeat(64)), "secret"), 404);
     assert_eq!(status("/kv/..%2f..%2fstore", "secret"), 404);
+    let find = |names: Value, key: &str| {
+        let answer = Caller::new(pages.clone(), key.to_owned()).post("/kv/find", &names);
+        (answer.status, if answer.status == 200 { answer.json() } else { Value::Null })
+    };
+    let names = json!(["0".repeat(64), hash, "../store", files()[1]]);
+    assert_eq!(find(names.clone(), "secret"), (200, json!([1, 3])));
+    assert_eq!(find(names, "other").0, 401);
+    assert_eq!(find(json!(vec![hash; 8193]), "secret").0, 413);
 }

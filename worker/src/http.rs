@@ -1,13 +1,13 @@
-//! The HTTP endpoints of a worker: `/healthz`, `/readyz`, `/metrics`, and `/kv/HASH` for other workers.
+//! The HTTP endpoints of a worker: `/healthz`, `/readyz`, `/metrics`, and for other workers `/kv/HASH` and `/kv/find`.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
-    Router,
+    Json, Router,
     extract::{Path, State},
     http::{HeaderMap, StatusCode, header},
     response::IntoResponse,
-    routing::get,
+    routing::{get, post},
 };
 use tokio::net::TcpListener;
 use tritmill_engine::kv::disk;
@@ -37,6 +37,17 @@ pub struct SharedBlocks {
 impl std::fmt::Debug for SharedBlocks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedBlocks").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+impl SharedBlocks {
+    fn check_key(&self, headers: &HeaderMap) -> Result<(), StatusCode> {
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let given = given.and_then(|value| value.strip_prefix("Bearer "));
+        let given = given.ok_or(StatusCode::UNAUTHORIZED)?;
+        // Hashes are compared in constant time.
+        let is_equal = blake3::hash(given.as_bytes()) == blake3::hash(self.key.as_bytes());
+        if is_equal && !self.key.is_empty() { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
     }
 }
 
@@ -84,7 +95,10 @@ async fn serve_within(
         .route("/metrics", get(metrics_text))
         .with_state(pages);
     let router = match blocks {
-        Some(blocks) => router.route("/kv/{hash}", get(block).with_state(Arc::new(blocks))),
+        Some(blocks) => {
+            let of_blocks = Router::new().route("/kv/find", post(find)).route("/kv/{hash}", get(block));
+            router.merge(of_blocks.with_state(Arc::new(blocks)))
+        }
         None => router,
     };
     let server = Server { bounds, metrics: http, ..Server::default() };
@@ -108,21 +122,28 @@ async fn block(
     Path(hash): Path<String>,
     headers: HeaderMap,
 ) -> Result<Vec<u8>, StatusCode> {
-    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let given = given.and_then(|value| value.strip_prefix("Bearer "));
-    let given = given.ok_or(StatusCode::UNAUTHORIZED)?;
-    // Hashes are compared in constant time.
-    if blocks.key.is_empty()
-        || blake3::hash(given.as_bytes()) != blake3::hash(blocks.key.as_bytes())
-    {
-        return Err(StatusCode::UNAUTHORIZED);
-    }
+    blocks.check_key(&headers)?;
     let read = move || disk::read_file(&blocks.folder, &hash);
     match tokio::task::spawn_blocking(read).await {
         Ok(Ok(Some(file))) => Ok(file),
         Ok(Ok(None)) => Err(StatusCode::NOT_FOUND),
         _ => Err(StatusCode::INTERNAL_SERVER_ERROR),
     }
+}
+
+/// Returns which of some KV blocks and states there are, by their places among the names.
+async fn find(
+    State(blocks): State<Arc<SharedBlocks>>,
+    headers: HeaderMap,
+    Json(names): Json<Vec<String>>,
+) -> Result<Json<Vec<usize>>, StatusCode> {
+    blocks.check_key(&headers)?;
+    if names.len() > disk::NAMES_MAX {
+        return Err(StatusCode::PAYLOAD_TOO_LARGE);
+    }
+    let find = move || disk::find_files(&blocks.folder, &names);
+    let found = tokio::task::spawn_blocking(find).await;
+    found.map(Json).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 #[cfg(test)]

@@ -23,11 +23,11 @@ use crate::{
     backend::Backend,
     kv::{
         BLOCK_TOKENS, BlockHash, BlockId,
-        disk::{Answer, BlockTiers, Fetch, Fetched, Found},
+        disk::{Answer, BlockTiers, Fetch, Fetched, Find, Found},
     },
     scheduler::{Scheduler, SequenceId},
 };
-use states::Search;
+use windows::names_of_windows;
 
 /// Blocks of one read: few, so that they are made cached blocks while the next ones are read.
 const FETCH_BLOCKS: usize = 8;
@@ -48,6 +48,17 @@ const WEIGHT: f64 = 0.2;
 /// Longest wait for a read when the engine has nothing else to do.
 const IDLE_WAIT: Duration = Duration::from_millis(5);
 
+/// How far the search is for the blocks of a sequence after which it can go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Search {
+    /// Not begun.
+    Ahead,
+    /// The first name that was asked for.
+    Asked(BlockHash),
+    /// The blocks of the sequence end where it can go on, or all layers need all blocks and nothing else.
+    Done,
+}
+
 /// A sequence whose blocks are being read.
 #[derive(Clone)]
 struct Waiting {
@@ -61,6 +72,8 @@ struct Waiting {
     /// The block that was read first: a sequence that still waits for a later one has found blocks.
     first_read: Option<usize>,
     search: Search,
+    /// Numbers of leading blocks that it can go on after, of layers with a window; in ascending order.
+    ends: Vec<usize>,
 }
 
 /// What is written.
@@ -197,17 +210,11 @@ impl Stored {
         let reads = hashes.len().div_ceil(FETCH_BLOCKS)
             + groups.windows * of_windows.div_ceil(FETCH_BLOCKS);
         let reads_left = 2 * reads;
-        let search = if self.state_bytes.is_some() { Search::Ahead } else { Search::Done };
-        let first_read = None;
-        self.waiting.push_back(Waiting {
-            id,
-            tokens,
-            root,
-            hashes,
-            reads_left,
-            first_read,
-            search,
-        });
+        let searches = self.state_bytes.is_some() || groups.windows > 0;
+        let search = if searches { Search::Ahead } else { Search::Done };
+        let (first_read, ends) = (None, Vec::new());
+        let waiting = Waiting { id, tokens, root, hashes, reads_left, first_read, search, ends };
+        self.waiting.push_back(waiting);
     }
 
     /// Forgets a request: it has ended.
@@ -232,8 +239,8 @@ impl Stored {
         while let Some(answer) = self.arrived.take().or_else(|| self.answers.1.try_recv().ok()) {
             let fetched = match answer {
                 Answer::Fetched(fetched) => fetched,
-                Answer::Found(Found { first, at }) => {
-                    found.insert(first, at);
+                Answer::Found(Found { first, places }) => {
+                    found.insert(first, places);
                     continue;
                 }
             };
@@ -245,7 +252,7 @@ impl Stored {
         }
         let mut left = VecDeque::with_capacity(self.waiting.len());
         while let Some(mut waiting) = self.waiting.pop_front() {
-            if !self.search(&mut waiting, scheduler, |first| found.get(first).copied()) {
+            if !self.search(&mut waiting, scheduler, |first| found.get(first)) {
                 left.push_back(waiting);
                 continue;
             }
@@ -266,6 +273,9 @@ impl Stored {
                 Some(_) => true,
             };
             waiting.hashes.truncate(next.unwrap_or(waiting.hashes.len()));
+            if scheduler.groups().windows > 0 {
+                waiting.cut_to_windows();
+            }
             let is_ready = is_ready && self.has_windows(&mut waiting, scheduler, is_missing);
             match is_ready {
                 true => scheduler.add(waiting.id, waiting.tokens, waiting.root),
@@ -273,6 +283,43 @@ impl Stored {
             }
         }
         self.waiting = left;
+    }
+
+    /// Looks for the last blocks after which a sequence can go on, and leaves it the blocks up to there. Returns whether that is
+    /// done. `found` returns what a search found that began with a name.
+    fn search<'a>(
+        &mut self,
+        waiting: &mut Waiting,
+        scheduler: &Scheduler,
+        found: impl Fn(&BlockHash) -> Option<&'a Vec<usize>>,
+    ) -> bool {
+        let found = match waiting.search {
+            Search::Done => return true,
+            Search::Ahead => None,
+            Search::Asked(first) => match found(&first) {
+                None => return false,
+                found => found,
+            },
+        };
+        let has_states = self.state_bytes.is_some();
+        if found.is_none() {
+            let (hashes, most) = match has_states {
+                true => (self.names_of_states(waiting, scheduler), 1),
+                false => (names_of_windows(waiting, scheduler), usize::MAX),
+            };
+            let (first, answer) = (hashes.first().copied(), self.answers.0.clone());
+            if let Some(first) = first.filter(|_| self.disk.find(Find { hashes, most, answer })) {
+                waiting.search = Search::Asked(first);
+                return false;
+            }
+        }
+        let found = found.map_or(&[][..], Vec::as_slice);
+        match has_states {
+            true => self.cut_to_state(waiting, scheduler, found.first().copied()),
+            false => waiting.find_ends(scheduler, found),
+        }
+        waiting.search = Search::Done;
+        true
     }
 
     /// Starts to read a sequence's next blocks, and blocks after them, as far as they are not being read; returns false if

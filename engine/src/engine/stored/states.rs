@@ -8,67 +8,39 @@ use crate::{
     backend::Backend,
     kv::{
         BLOCK_TOKENS, BlockHash,
-        disk::{Fetched, Find},
+        disk::Fetched,
     },
     scheduler::Scheduler,
 };
 
-/// How far the search for the last state of a sequence is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Search {
-    /// Not begun.
-    Ahead,
-    /// The first name that was asked for.
-    Asked(BlockHash),
-    /// The blocks of the sequence end where its last state is, or the model has no recurrent layers.
-    Done,
-}
-
 impl Stored {
-    /// Looks for the last state of a sequence, and leaves it the blocks up to there. Returns whether that is done. `found` returns
-    /// what a search found that began with a name.
-    pub(super) fn search(
+    /// Returns the names of the states that are not in memory and that a sequence could go on after, the last one first.
+    pub(super) fn names_of_states(
+        &self,
+        waiting: &Waiting,
+        scheduler: &Scheduler,
+    ) -> Vec<BlockHash> {
+        let in_memory = scheduler.blocks_with_state(&waiting.hashes);
+        waiting.hashes[in_memory..].iter().rev().map(BlockHash::of_state).collect()
+    }
+
+    /// Leaves a sequence the blocks up to its last state: that in memory, or the one that was found at this place, from its end.
+    pub(super) fn cut_to_state(
         &mut self,
         waiting: &mut Waiting,
         scheduler: &Scheduler,
-        found: impl Fn(&BlockHash) -> Option<Option<usize>>,
-    ) -> bool {
-        let found = match waiting.search {
-            Search::Done => return true,
-            Search::Ahead => None,
-            Search::Asked(first) => match found(&first) {
-                None => return false,
-                found => found,
-            },
-        };
+        found: Option<usize>,
+    ) {
         let (all, in_memory) = (waiting.hashes.len(), scheduler.blocks_with_state(&waiting.hashes));
-        let end = match found {
-            None => {
-                let names = waiting.hashes[in_memory..].iter().rev();
-                let hashes: Vec<BlockHash> = names.map(BlockHash::of_state).collect();
-                let first = hashes.first().copied();
-                let answer = self.answers.0.clone();
-                if let Some(first) = first.filter(|_| self.disk.find(Find { hashes, answer })) {
-                    waiting.search = Search::Asked(first);
-                    return false;
-                }
-                in_memory
-            }
-            Some(at) => {
-                let on_disk = at.map_or(0, |at| all - at);
-                let is_better =
-                    on_disk > in_memory && self.is_state_worth_it(on_disk, on_disk - in_memory);
-                if is_better { on_disk } else { in_memory }
-            }
-        };
+        let on_disk = found.map_or(0, |at| all - at);
+        let is_better =
+            on_disk > in_memory && self.is_state_worth_it(on_disk, on_disk - in_memory);
+        let end = if is_better { on_disk } else { in_memory };
         waiting.hashes.truncate(end);
-        waiting.search = Search::Done;
-        if let Some(name) =
-            waiting.hashes.last().map(BlockHash::of_state).filter(|_| end > in_memory)
-        {
+        let name = waiting.hashes.last().map(BlockHash::of_state).filter(|_| end > in_memory);
+        if let Some(name) = name {
             self.expect_more(waiting.id.request, name);
         }
-        true
     }
 
     /// Returns whether a sequence needs not wait for its state: it is in memory, or it cannot be read. `is_missing` returns whether

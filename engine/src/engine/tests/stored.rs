@@ -26,6 +26,16 @@ fn start_with(config: EngineConfig, folder: &Path, blocks: usize) -> Harness {
     harness
 }
 
+/// Returns an engine with the blocks of a folder, of a model with layers that attend to 40 tokens.
+fn start_with_windows(folder: &Path) -> Harness {
+    let groups = LayerGroups { windows: 2, window: 40, part: BLOCK_TOKENS };
+    let config = EngineConfig { token_budget: 512, ..config() };
+    let mut harness = Harness::of(config, 60, groups, false);
+    let tiers = BlockTiers::open(TierOptions::folder(folder, LIMITS));
+    harness.engine.use_disk(tiers.expect("the folder can be used"));
+    harness
+}
+
 /// Returns the file of a block or a state.
 fn file_of(folder: &Path, name: &BlockHash) -> std::path::PathBuf {
     let digits = name.to_string();
@@ -69,14 +79,7 @@ fn shared_prompt_is_not_computed_after_a_restart() {
 #[test]
 fn last_blocks_of_windows_are_read_after_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
-    let groups = LayerGroups { windows: 2, window: 40, part: BLOCK_TOKENS };
-    let start = || {
-        let config = EngineConfig { token_budget: 512, ..config() };
-        let mut harness = Harness::of(config, 60, groups, false);
-        let tiers = BlockTiers::open(TierOptions::folder(folder.path(), LIMITS));
-        harness.engine.use_disk(tiers.expect("the folder can be used"));
-        harness
-    };
+    let start = || start_with_windows(folder.path());
     let mut first = start();
     assert_eq!(answer(&mut first, &request(1, 100, 5)), 100);
     assert_eq!(answer(&mut first, &request(1, 100, 7)), 4, "from the blocks in memory");
@@ -95,6 +98,26 @@ fn last_blocks_of_windows_are_read_after_a_restart() {
     let mut third = start();
     assert_eq!(answer(&mut third, &request(1, 100, 9)), 100);
     assert_eq!(answer(&mut third, &request(1, 100, 2)), 4, "computed again");
+}
+
+#[test]
+fn prompt_between_two_kept_prefixes_goes_on_after_the_shorter_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = start_with_windows(folder.path());
+    assert_eq!(answer(&mut first, &request(1, 200, 5)), 200);
+    assert_eq!(answer(&mut first, &request(1, 200, 7)), 8);
+    assert_eq!(answer(&mut first, &request(1, 60, 5)), 12);
+    // Twelve blocks, of each window the last three, and the first three.
+    settle(&first, 12 + 2 * (3 + 3));
+    drop(first);
+    let mut second = start_with_windows(folder.path());
+    let mut between = request(1, 130, 5);
+    between.prompt.extend(request(2, 30, 1).prompt);
+    assert_eq!(answer(&mut second, &between), 160 - 48);
+    assert_eq!(answer(&mut second, &request(1, 200, 9)), 8);
+    // Of the blocks behind the shorter prefix none was read for the first of them.
+    let stats = second.engine.disk_stats().expect("a disk");
+    assert_eq!((stats.hits, stats.misses), (3 + 6 + 9 + 6, 0));
 }
 
 #[test]

@@ -28,6 +28,9 @@ const STAGED_MAX: u64 = 64 << 20;
 /// Contents that the engines have taken and that later ones are read into: new memory takes longer than reading.
 const SPARE_MAX: usize = 16;
 
+/// Most names that other workers are asked for at once.
+pub const NAMES_MAX: usize = 8192;
+
 /// Blocks to read: the leading ones of a chain.
 #[derive(Debug)]
 pub(crate) struct Fetch {
@@ -39,11 +42,13 @@ pub(crate) struct Fetch {
     pub answer: Sender<Answer>,
 }
 
-/// Names to look for: the first one that a tier of this machine has.
+/// Names to look for in the tiers.
 #[derive(Debug)]
 pub(crate) struct Find {
     /// The names, in order of preference.
     pub hashes: Vec<BlockHash>,
+    /// The most places in the answer.
+    pub most: usize,
     /// Receives the answer.
     pub answer: Sender<Answer>,
 }
@@ -53,8 +58,8 @@ pub(crate) struct Find {
 pub(crate) struct Found {
     /// The first name of the search.
     pub first: BlockHash,
-    /// The place of what was found among the names.
-    pub at: Option<usize>,
+    /// The places of what was found among the names, in ascending order.
+    pub places: Vec<usize>,
 }
 
 /// The answer to a fetch or a search.
@@ -82,11 +87,14 @@ impl TierOptions {
     }
 }
 
-/// Reads blocks from elsewhere.
+/// Reads blocks, and states of recurrent layers, from elsewhere.
 pub trait RemoteBlocks: Send {
     /// Returns the file of a block, as a [`BlockFolder`] has it. `hash` has the 64 hexadecimal digits of its name. A
     /// file that differs from what was written is found out by the caller.
     fn fetch(&mut self, hash: &str) -> Option<Vec<u8>>;
+
+    /// Returns which of these blocks and states can be fetched, by their places among the names.
+    fn find(&mut self, hashes: &[String]) -> Vec<usize>;
 }
 
 /// The leading blocks of a fetch that a tier has.

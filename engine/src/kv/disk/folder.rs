@@ -46,6 +46,14 @@ pub fn read_file(folder: &Path, hash: &str) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// Returns which of these blocks a folder has, by their places among the names.
+pub fn find_files(folder: &Path, hashes: &[String]) -> Vec<usize> {
+    let has = |hash: &String| {
+        BlockHash::from_digits(hash).is_some_and(|hash| path_in(folder, &hash).is_file())
+    };
+    (0..hashes.len()).filter(|at| has(&hashes[*at])).collect()
+}
+
 /// The folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the KV cache folder {path}: {source}", path = .path.display())]

@@ -10,7 +10,7 @@
 //! [`BlockFolder`] reads and writes files within a limit of bytes and a minimum of free space. [`BlockTiers`] does so
 //! on a thread of its own, so that a step of the engine never waits for the disk. Before the disk it looks into the
 //! memory of the host, after it at other workers, if there are any. States of recurrent layers, by names of their own, are files of
-//! the same kind; other workers are not asked for them. A file that differs from what was
+//! the same kind. A file that differs from what was
 //! written, in any way, is a miss: its checksum covers the hash, the length and the content.
 
 mod cache;
@@ -20,6 +20,8 @@ mod host;
 mod stats;
 
 pub(crate) use cache::{Answer, Fetch, Fetched, Find, Found};
-pub use cache::{BlockTiers, RemoteBlocks, TierOptions};
-pub use folder::{BlockFolder, Checked, FolderError, FolderLimits, FolderUse, read_file};
+pub use cache::{BlockTiers, NAMES_MAX, RemoteBlocks, TierOptions};
+pub use folder::{
+    BlockFolder, Checked, FolderError, FolderLimits, FolderUse, find_files, read_file,
+};
 pub use stats::TierStats;

@@ -75,6 +75,41 @@ impl RemoteBlocks for Elsewhere {
     fn fetch(&mut self, hash: &str) -> Option<Vec<u8>> {
         self.0.get(hash).cloned()
     }
+
+    fn find(&mut self, hashes: &[String]) -> Vec<usize> {
+        (0..hashes.len()).filter(|at| self.0.contains_key(&hashes[*at])).collect()
+    }
+}
+
+/// Returns the places of what a search for these names finds.
+fn found(tiers: &BlockTiers, numbers: &[u32], most: usize) -> Vec<usize> {
+    let (answer, answers) = mpsc::channel();
+    let hashes = numbers.iter().map(|number| hash(*number)).collect();
+    assert!(tiers.find(Find { hashes, most, answer }));
+    match answers.recv_timeout(Duration::from_secs(5)).expect("an answer") {
+        Answer::Found(found) => found.places,
+        Answer::Fetched(_) => panic!("nothing was fetched"),
+    }
+}
+
+#[test]
+fn names_are_found_here_and_at_other_workers() {
+    let place = tempfile::tempdir().expect("a folder");
+    let limits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
+    let elsewhere = [2, 4, 5].map(|number| (hash(number).to_string(), Vec::new()));
+    let options = TierOptions {
+        remote: Some(Box::new(Elsewhere(elsewhere.into()))),
+        ..TierOptions::folder(place.path(), limits)
+    };
+    let tiers = BlockTiers::open(options).expect("an empty folder");
+    for number in [3, 5] {
+        tiers.store(hash(number), 0, vec![1; 100]);
+    }
+    let names = [1, 2, 3, 4, 5, 6];
+    assert_eq!(found(&tiers, &names, usize::MAX), [1, 2, 3, 4]);
+    assert_eq!(found(&tiers, &names, 1), [1], "another worker has one before the first here");
+    assert_eq!(found(&tiers, &names[2..], 1), [0]);
+    assert_eq!(found(&tiers, &[1, 6], 1), [0; 0]);
 }
 
 #[test]

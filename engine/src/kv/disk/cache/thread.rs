@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     super::{BlockFolder, file, host::HostBlocks},
-    Answer, Fetch, Fetched, Find, Found, RemoteBlocks, Request, Shared, Staged,
+    Answer, Fetch, Fetched, Find, Found, NAMES_MAX, RemoteBlocks, Request, Shared, Staged,
 };
 use crate::kv::BlockHash;
 
@@ -170,14 +170,27 @@ impl Thread {
         let _ = answer.send(Answer::Fetched(Fetched { first, blocks, missing, time, staged }));
     }
 
-    fn find(&self, Find { hashes, answer }: Find) {
+    fn find(&mut self, Find { hashes, most, answer }: Find) {
         let Some(first) = hashes.first().copied() else { return };
-        let has = |hash: &BlockHash| {
-            let of_folder = self.folder.as_ref();
+        let has = |at: &usize| {
+            let (hash, of_folder) = (&hashes[*at], self.folder.as_ref());
             self.host.contains(hash) || of_folder.is_some_and(|folder| folder.has_file(hash))
         };
+        let mut places: Vec<usize> = (0..hashes.len()).filter(has).take(most).collect();
+        if let Some(remote) = &mut self.remote {
+            // Behind the last place that counts, more are of no use.
+            let end = if places.len() < most { hashes.len() } else { places[most - 1] };
+            let others = (0..end).filter(|at| places.binary_search(at).is_err());
+            let others: Vec<usize> = others.take(NAMES_MAX).collect();
+            let names: Vec<String> = others.iter().map(|at| hashes[*at].to_string()).collect();
+            let found = if names.is_empty() { Vec::new() } else { remote.find(&names) };
+            places.extend(found.into_iter().filter_map(|at| others.get(at)));
+            places.sort_unstable();
+            places.dedup();
+            places.truncate(most);
+        }
         // The engine may be gone.
-        let _ = answer.send(Answer::Found(Found { first, at: hashes.iter().position(has) }));
+        let _ = answer.send(Answer::Found(Found { first, places }));
     }
 
     /// Waits until what was read before is taken; false if that takes too long.
