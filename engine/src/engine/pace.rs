@@ -51,13 +51,14 @@ impl Pace {
         Self { target, rows, is_settled: false, decodes: None }
     }
 
-    /// Returns the limits of a step with this many decodes of the highest priority and of others; none without a
-    /// target.
-    pub fn limits(&self, highest: usize, others: usize) -> StepLimits {
+    /// Returns the limits of a step with this many decodes of the highest priority and of others, at most `most` of these if it is
+    /// given; none without a target.
+    pub fn limits(&self, highest: usize, others: usize, most: Option<usize>) -> StepLimits {
         if self.target.is_none() {
             return StepLimits::default();
         }
-        let decodes = self.decodes.map(|all| (all - highest as f64).max(DECODES_MIN) as usize);
+        let fitting = self.decodes.map(|all| (all - highest as f64).max(DECODES_MIN) as usize);
+        let decodes = [fitting, most].into_iter().flatten().min();
         let decoded = highest + decodes.map_or(others, |most| others.min(most));
         let rows = (self.rows as usize / TILE_ROWS * TILE_ROWS).max(rows_min(decoded));
         StepLimits { prefill: Some(rows - decoded), decodes, rows: None }
@@ -132,7 +133,7 @@ mod tests {
         /// Runs limited steps with endless prompts; returns their times in milliseconds.
         fn run(self, pace: &mut Pace, decodes: usize, steps: usize) -> Vec<f64> {
             let step = |_| {
-                let limits = pace.limits(1, decodes - 1);
+                let limits = pace.limits(1, decodes - 1, None);
                 let prefill = limits.prefill.expect("there is a target");
                 let decoded = limits.decodes.map_or(decodes, |most| decodes.min(1 + most));
                 let time = self.time(prefill + decoded);
@@ -166,9 +167,9 @@ mod tests {
         pace.record(512, 0, FULL, machine.time(512));
         let first = machine.run(&mut pace, 1, 1)[0];
         assert!(first > 100.0 && first < 1.15 * 150.0, "{first}");
-        let learned = pace.limits(1, 0).prefill;
+        let learned = pace.limits(1, 0, None).prefill;
         pace.record(512, 0, FULL, 10 * machine.time(512));
-        let now = pace.limits(1, 0).prefill;
+        let now = pace.limits(1, 0, None).prefill;
         assert_eq!(now, learned.map(|rows| rows.min(15)), "not settled yet");
     }
 
@@ -181,21 +182,32 @@ mod tests {
             decodes: Some(4),
             ..StepLimits::default()
         };
-        assert_eq!(pace.limits(8, 0), least(8), "a tile of 16 rows");
-        assert_eq!(pace.limits(1, 1000), least(11), "5 of them decodes");
+        assert_eq!(pace.limits(8, 0, None), least(8), "a tile of 16 rows");
+        assert_eq!(pace.limits(1, 1000, None), least(11), "5 of them decodes");
+    }
+
+    #[test]
+    fn fewer_decodes_of_others_leave_more_rows_to_prompts() {
+        let (machine, mut pace) = (Machine(20.0, 2.0), Pace::new(Some(TARGET), ROWS));
+        machine.run(&mut pace, 33, 40);
+        let of = |most| pace.limits(1, 32, most);
+        let (all, one) = (of(None), of(Some(1)));
+        assert_eq!((all.decodes, one.decodes), (None, Some(1)));
+        assert_eq!(one.prefill, all.prefill.map(|rows| rows + 31));
+        assert_eq!(Pace::new(None, ROWS).limits(1, 32, Some(1)), FULL, "without a target");
     }
 
     #[test]
     fn steps_that_say_nothing_change_nothing() {
         let mut pace = Pace::new(Some(TARGET), ROWS);
-        let before = pace.limits(1, 8);
+        let before = pace.limits(1, 8, None);
         let short = StepLimits { prefill: Some(64), ..StepLimits::default() };
         pace.record(0, 8, FULL, TARGET * 10);
         pace.record(8, 0, FULL, TARGET);
         pace.record(16, 1, short, TARGET / 100);
         pace.record(64, 1, short, Duration::ZERO);
-        assert_eq!(pace.limits(1, 8), before);
-        assert_eq!(Pace::new(None, ROWS).limits(1, 8), FULL);
+        assert_eq!(pace.limits(1, 8, None), before);
+        assert_eq!(Pace::new(None, ROWS).limits(1, 8, None), FULL);
     }
 
     #[test]
@@ -210,7 +222,7 @@ mod tests {
         assert!(time >= SHORT * 150.0 || one_tile_more > LONG * 150.0, "{times:?}");
         // The machine has become faster.
         Machine(10.0, 0.5).run(&mut pace, 64, 40);
-        let limits = pace.limits(1, 63);
+        let limits = pace.limits(1, 63, None);
         assert!(limits.decodes.is_none_or(|most| most >= 63), "{limits:?}");
     }
 }

@@ -18,6 +18,10 @@ const BLOCKED_WAIT: Duration = Duration::from_millis(1);
 /// Steps stay short for so long after a caller's last one: the next caller often comes right after it.
 const SHORT_AFTER_CALLER: Duration = Duration::from_secs(1);
 
+/// Decodes of others in a step while a caller waits for the first token. The caller's prompt has the rest of the step, but for a small
+/// part that other prompts have.
+const OTHERS_WHILE_AWAITED: usize = 1;
+
 impl Engine {
     /// Runs one step. `now` is compared with deadlines. Without requests it does nothing.
     ///
@@ -77,16 +81,18 @@ impl Engine {
         let since_call = self.called_at.map(|at| now.saturating_duration_since(at));
         let decoding = |highest| self.scheduler.decoding(Some(highest));
         let rows = self.full_steps.as_ref().map(FullSteps::limit);
-        if is_interactive || !is_awaited && since_call.is_some_and(|time| time < SHORT_AFTER_CALLER)
-        {
-            return self.pace.limits(decoding(true), decoding(false));
+        let is_short = is_interactive
+            || !is_awaited && since_call.is_some_and(|time| time < SHORT_AFTER_CALLER);
+        if !is_short && !is_awaited {
+            return StepLimits { rows, ..StepLimits::default() };
         }
-        if is_awaited {
+        let most = is_awaited.then_some(OTHERS_WHILE_AWAITED);
+        let limits = self.pace.limits(decoding(true), decoding(false), most);
+        match is_short {
+            true => limits,
             // The prompt is short, or else has whole steps.
-            let StepLimits { decodes, .. } = self.pace.limits(decoding(true), decoding(false));
-            return StepLimits { prefill: None, decodes, rows };
+            false => StepLimits { prefill: None, rows, ..limits },
         }
-        StepLimits { rows, ..StepLimits::default() }
     }
 
     /// Proposes tokens that may follow, or with `certain_only` those that must.

@@ -270,6 +270,30 @@ fn steps_are_limited_while_the_highest_priority_decodes() {
     assert_eq!(harness.output(high).choices, expected(&of(Priority::High, 1, 20)));
 }
 
+#[test]
+fn prompt_of_the_highest_priority_has_steps_almost_alone() {
+    let step_target = Some(Duration::from_millis(150));
+    let config = EngineConfig { token_budget: 64, step_target, ..config() };
+    let mut harness = Harness::new(config, 200);
+    let batch = [0, 1, 2].map(|kind| request(kind, 20, 30));
+    let ids = batch.each_ref().map(|request| harness.submit(request));
+    while !harness.deltas.contains_key(&(ids[2], 0)) {
+        harness.step();
+    }
+    assert_eq!(harness.step().decode_tokens, 3);
+    let high = harness.submit(&Request { priority: Priority::High, ..request(3, 150, 2) });
+    let mut steps = Vec::new();
+    while !harness.deltas.contains_key(&(high, 0)) {
+        let report = harness.step();
+        steps.push((report.prefill_tokens, report.decode_tokens));
+    }
+    assert_eq!(steps, [(63, 1), (63, 1), (24, 1)], "the decodes of the batch take turns");
+    harness.run();
+    for (id, request) in ids.iter().zip(&batch) {
+        assert_eq!(harness.output(*id).choices, expected(request));
+    }
+}
+
 /// The time of a step that the device still runs at its end is known with that of the step after it.
 #[test]
 fn times_of_steps_that_run_on_are_recorded_together() {
@@ -277,13 +301,13 @@ fn times_of_steps_that_run_on_are_recorded_together() {
     let config = EngineConfig { token_budget: 64, step_target, ..config() };
     let limits = |runs_on: [bool; 3]| {
         let mut harness = Harness::new(config, 200);
-        let fresh = harness.engine.pace.limits(1, 0);
+        let fresh = harness.engine.pace.limits(1, 0, None);
         harness.submit(&request(0, 150, 4));
         for is_running in runs_on {
             harness.control.lock().expect("no thread panicked").is_running = is_running;
             harness.step();
         }
-        (fresh, harness.engine.pace.limits(1, 0))
+        (fresh, harness.engine.pace.limits(1, 0, None))
     };
     let (fresh, each) = limits([false; 3]);
     assert_ne!(fresh, each, "the second step has enough rows to be measured");

@@ -10,6 +10,9 @@ use crate::kv::{BLOCK_TOKENS, BlockCache, BlockId, BlockTable, blocks_for};
 /// Admissions of each priority per round while all have pending sequences.
 const WEIGHTS: [u32; 3] = [16, 4, 1]; // (priority)
 
+/// The part of a step's tokens, one in so many, that other prompts have while one of the highest priority is computed.
+const OTHERS_SHARE: usize = 16;
+
 /// Pending sequences that are passed over in a step at most.
 const POSTPONED_MAX: usize = 64;
 
@@ -71,7 +74,7 @@ impl Scheduler {
         self.schedule_in_turns(others, most, filling);
         let other = others.iter().find(|id| self.state(**id) == Some(State::Prefilling));
         let left = other.and_then(|id| self.sequences.get(id)).map_or(0, Sequence::left);
-        let kept = left.min(BLOCK_TOKENS).min(filling.budget);
+        let kept = left.min((filling.budget / OTHERS_SHARE).max(1)).min(filling.budget);
         filling.budget -= kept;
         let decodes = filling.plan.chunks.len();
         self.schedule_all(high, State::Prefilling, filling);

@@ -90,8 +90,8 @@ fn budget_goes_to_decodes_then_the_highest_priority_then_running_prefills() {
     add(&mut scheduler, normal(1), 40);
     assert_eq!(spans(&step(&mut scheduler)), [(0, 0, 4, true), (1, 0, 28, false)]);
     add(&mut scheduler, id(Priority::High, 2), 30);
-    // The highest priority leaves the running prefill what it needs, up to one block.
-    let expected = [(0, 4, 5, true), (2, 0, 19, false), (1, 28, 40, true)];
+    // The highest priority leaves the running prefill a small part.
+    let expected = [(0, 4, 5, true), (2, 0, 30, true), (1, 28, 29, false)];
     assert_eq!(spans(&step(&mut scheduler)), expected);
 }
 
@@ -276,7 +276,7 @@ fn highest_priority_does_not_wait_for_long_prompts() {
         let of = |id| plan.chunks.iter().find(|c| c.id == id).map_or(0, |c| c.end - c.start);
         tokens.push((of(high), of(normal(0))));
     }
-    assert_eq!(tokens, [(48, 16), (48, 16), (48, 16), (48, 16), (8, 16)], "both continue");
+    assert_eq!(tokens, [(60, 4), (60, 4), (60, 4), (20, 4)], "both continue");
 }
 
 #[test]
