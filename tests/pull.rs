@@ -151,7 +151,7 @@ fn list_has_models_with_sizes_that_follow_from_their_shapes() {
     let rig = Rig::new(&GGUF, Faults::default());
     let output = rig.run_with(&["model", "list", "--json"], &[]);
     let text = String::from_utf8(output.stdout).expect("UTF-8");
-    assert!(text.lines().count() >= 14, "{text}");
+    assert!(text.lines().count() >= 18, "{text}");
     for line in text.lines() {
         let family: Value = serde_json::from_str(line).expect("JSON");
         assert_eq!(family["path"], Value::Null, "the cache is empty");
@@ -172,12 +172,22 @@ fn list_has_models_with_sizes_that_follow_from_their_shapes() {
             let ratio = stated as f64 / expect;
             assert!((0.97..1.03).contains(&ratio), "{}: {what}: {ratio}", family.name);
         };
+        if shape.pooling.is_some() {
+            // Nothing multiplies by the embedding, which stays in the file's pages.
+            check("download", family.download_bytes, packed + 2.0 * table);
+            check("memory", family.memory_bytes, packed);
+            continue;
+        }
         if shape.group_scales && !shape.ternary_tables {
-            // Linears as `TQ2_0`; a tied embedding as F16, else the embedding as `Q4_K` and the head as `Q6_K`.
+            // Linears as `TQ2_0`; embedding and head of a mixture of experts and a tied embedding as F16, else the embedding as `Q4_K`
+            // and the head as `Q6_K`.
             let weights = linears * shape.layer_count as f64;
             let (embedding, head) = (144.0 / 256.0, 210.0 / 256.0);
-            let (in_file, head) =
-                if shape.tied_head { (2.0, 2.0) } else { (embedding + head, head) };
+            let (in_file, head) = match (shape.tied_head, shape.experts.is_some()) {
+                (true, _) => (2.0, 2.0),
+                (false, true) => (4.0, 2.0),
+                (false, false) => (embedding + head, head),
+            };
             check("download", family.download_bytes, weights * 66.0 / 256.0 + table * in_file);
             check("memory", family.memory_bytes, weights * 2.125 / 8.0 + table * (head + 1.0));
             continue;

@@ -29,7 +29,7 @@ pub struct Family {
 const FALCON: &str = "TII Falcon License 2.0";
 const APACHE: &str = "Apache 2.0";
 const BONSAI: &str = "GGUF PQ2_0";
-const BITCPM: &str = "GGUF TQ2_0";
+const TQ2_0: &str = "GGUF TQ2_0";
 const PACKED: &str = "safetensors, packed";
 
 /// All of them, by size within a family.
@@ -45,10 +45,14 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "Ternary Bonsai 1.7B", repository: "prism-ml/Ternary-Bonsai-1.7B-gguf", file: Some("Ternary-Bonsai-1.7B-PQ2_0.gguf"), format: BONSAI, download_bytes: 460_000_000, memory_bytes: 460_000_000, licence: APACHE, shape: "bonsai-1.7b" },
     Family { name: "Ternary Bonsai 4B", repository: "prism-ml/Ternary-Bonsai-4B-gguf", file: Some("Ternary-Bonsai-4B-PQ2_0.gguf"), format: BONSAI, download_bytes: 1_070_000_000, memory_bytes: 1_070_000_000, licence: APACHE, shape: "bonsai-4b" },
     Family { name: "Ternary Bonsai 8B", repository: "prism-ml/Ternary-Bonsai-8B-gguf", file: Some("Ternary-Bonsai-8B-PQ2_0.gguf"), format: BONSAI, download_bytes: 2_180_000_000, memory_bytes: 2_010_000_000, licence: APACHE, shape: "bonsai-8b" },
-    Family { name: "BitCPM 0.5B", repository: "openbmb/BitCPM-CANN-0.5B-gguf", file: Some("bitcpm4-0.5b-tq2_0.gguf"), format: BITCPM, download_bytes: 245_000_000, memory_bytes: 321_000_000, licence: APACHE, shape: "bitcpm-0.5b" },
-    Family { name: "BitCPM 1B", repository: "openbmb/BitCPM-CANN-1B-gguf", file: Some("bitcpm4-1b-tq2_0.gguf"), format: BITCPM, download_bytes: 551_000_000, memory_bytes: 625_000_000, licence: APACHE, shape: "bitcpm-1b" },
-    Family { name: "BitCPM 3B", repository: "openbmb/BitCPM-CANN-3B-gguf", file: Some("bitcpm4-3b-tq2_0.gguf"), format: BITCPM, download_bytes: 1_094_000_000, memory_bytes: 1_200_000_000, licence: APACHE, shape: "bitcpm-3b" },
-    Family { name: "BitCPM 8B", repository: "openbmb/BitCPM-CANN-8B-gguf", file: Some("bitcpm4-8b-tq2_0.gguf"), format: BITCPM, download_bytes: 2_372_000_000, memory_bytes: 2_560_000_000, licence: APACHE, shape: "bitcpm-8b" },
+    Family { name: "Ternary Bonsai 27B", repository: "prism-ml/Ternary-Bonsai-27B-gguf", file: Some("Ternary-Bonsai-27B-PQ2_0.gguf"), format: BONSAI, download_bytes: 7_165_000_000, memory_bytes: 6_860_000_000, licence: APACHE, shape: "bonsai2-27b" },
+    Family { name: "Ternary Bonsai 2 27B", repository: "prism-ml/Ternary-Bonsai-2-27B-gguf", file: Some("Ternary-Bonsai-2-27B-PQ2_0.gguf"), format: BONSAI, download_bytes: 7_207_000_000, memory_bytes: 6_900_000_000, licence: "in the file LICENSE of the repository", shape: "bonsai2-27b" },
+    Family { name: "BitCPM 0.5B", repository: "openbmb/BitCPM-CANN-0.5B-gguf", file: Some("bitcpm4-0.5b-tq2_0.gguf"), format: TQ2_0, download_bytes: 245_000_000, memory_bytes: 321_000_000, licence: APACHE, shape: "bitcpm-0.5b" },
+    Family { name: "BitCPM 1B", repository: "openbmb/BitCPM-CANN-1B-gguf", file: Some("bitcpm4-1b-tq2_0.gguf"), format: TQ2_0, download_bytes: 551_000_000, memory_bytes: 625_000_000, licence: APACHE, shape: "bitcpm-1b" },
+    Family { name: "BitCPM 3B", repository: "openbmb/BitCPM-CANN-3B-gguf", file: Some("bitcpm4-3b-tq2_0.gguf"), format: TQ2_0, download_bytes: 1_094_000_000, memory_bytes: 1_200_000_000, licence: APACHE, shape: "bitcpm-3b" },
+    Family { name: "BitCPM 8B", repository: "openbmb/BitCPM-CANN-8B-gguf", file: Some("bitcpm4-8b-tq2_0.gguf"), format: TQ2_0, download_bytes: 2_372_000_000, memory_bytes: 2_560_000_000, licence: APACHE, shape: "bitcpm-8b" },
+    Family { name: "Maple Preview 20B-A1B", repository: "deepgrove/maple-preview-GGUF", file: Some("maple-preview-TQ2_0-head-F16.gguf"), format: TQ2_0, download_bytes: 6_320_000_000, memory_bytes: 6_190_000_000, licence: "MIT", shape: "maple-20b-a1b" },
+    Family { name: "BitNet embedding 0.6B", repository: "microsoft/bitnet-embedding-0.6b", file: Some("bitnet-embeddings-0.6b-bf16-i2_s.gguf"), format: "GGUF I2_S", download_bytes: 428_000_000, memory_bytes: 111_000_000, licence: "MIT", shape: "bitnet-embedding-0.6b" },
 ];
 
 #[cfg(test)]
