@@ -94,6 +94,9 @@ pub struct Arguments {
     /// With --waves: requests per second in an idle phase [default: 0.15 in the time of an answer]
     #[arg(long, value_name = "RATE", requires = "waves", value_parser = rate)]
     idle_rate: Option<f64>,
+    /// With --waves: what runs beside the callers, separated by commas [default: all six]
+    #[arg(long, value_enum, value_name = "NAMES", value_delimiter = ',', requires = "waves")]
+    scenarios: Vec<waves::Scenario>,
     /// With --waves: length of a burst, and of an idle phase
     #[arg(long, value_name = "SECONDS", default_value = "20")]
     phase_seconds: NonZeroU64,
@@ -160,6 +163,13 @@ impl Arguments {
 
     fn phase(&self) -> Duration {
         Duration::from_secs(self.phase_seconds.get())
+    }
+
+    fn scenarios(&self) -> Vec<waves::Scenario> {
+        match self.scenarios.is_empty() {
+            true => waves::Scenario::ALL.to_vec(),
+            false => self.scenarios.clone(),
+        }
     }
 
     fn batch_lines(&self) -> usize {

@@ -31,8 +31,8 @@ const IDLE: f64 = 0.15;
 const NO_TARGET: u32 = 600_000;
 
 /// What runs beside the callers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scenario {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scenario {
     /// Nothing.
     Alone,
     /// The same prompts as requests like those of the callers.
@@ -48,7 +48,7 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 6] = [
+    pub const ALL: [Self; 6] = [
         Self::Alone,
         Self::Requests,
         Self::DefaultTier,
@@ -83,8 +83,18 @@ struct Measured {
     idle: Answers,
     /// Callers that were refused or waited too long.
     failed: u64,
-    /// Tokens of the work computed per second: without callers and beside them. None in the scenario without work.
-    work: Option<(f64, f64)>,
+    /// None in the scenario without work.
+    work: Option<Work>,
+}
+
+/// Tokens computed per second.
+struct Work {
+    /// Of the work, without callers.
+    alone: f64,
+    /// Of the work beside callers.
+    beside: f64,
+    /// Of the callers' prompts and answers.
+    of_callers: f64,
 }
 
 /// Measures and prints.
@@ -105,7 +115,7 @@ async fn measure_all(
     bodies: &Bodies,
 ) -> anyhow::Result<(Rates, Vec<Measured>)> {
     let (mut rates, mut measured) = (None, Vec::new());
-    for scenario in Scenario::ALL {
+    for scenario in arguments.scenarios() {
         eprintln!("{}", scenario.name());
         let target = match scenario {
             Scenario::LongSteps => NO_TARGET,
@@ -219,7 +229,9 @@ async fn measure(
         ended = work => return Err(ended.err().context("the work ended")?),
     };
     let own = measured.burst.computed(arguments) + measured.idle.computed(arguments);
-    measured.work = Some((alone, tokens.saturating_sub(own) as f64 / time.as_secs_f64()));
+    let rate = |tokens: u64| tokens as f64 / time.as_secs_f64();
+    let (beside, of_callers) = (rate(tokens.saturating_sub(own)), rate(own));
+    measured.work = Some(Work { alone, beside, of_callers });
     Ok(measured)
 }
 
@@ -311,12 +323,12 @@ fn print(arguments: &Arguments, rates: Rates, measured: &[Measured]) -> anyhow::
             rates.burst, rates.idle, arguments.phase_seconds, arguments.cycles
         ))?;
         output::line(format_args!(
-            "{:26} {:>9} {:>17} {:>17} {:>17} {:>20}",
+            "{:26} {:>9} {:>17} {:>17} {:>17} {:>28}",
             "beside", "answers", "first, burst", "first, idle", "between tokens", "work, tokens/s"
         ))?;
         output::line(format_args!(
-            "{:26} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>20}",
-            "", "", "p50", "p99", "p50", "p99", "p50", "p99", "alone, beside"
+            "{:26} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>28}",
+            "", "", "p50", "p99", "p50", "p99", "p50", "p99", "alone, beside + callers"
         ))?;
     }
     for one in measured {
@@ -336,8 +348,9 @@ fn print(arguments: &Arguments, rates: Rates, measured: &[Measured]) -> anyhow::
                 "scenario": one.scenario.name(), "answers": answers, "failed": one.failed,
                 "burst_rate": rates.burst, "idle_rate": rates.idle,
                 "first_burst": burst, "first_idle": idle, "gap": gaps,
-                "work_alone_tokens_per_s": one.work.map(|(alone, _)| alone),
-                "work_beside_tokens_per_s": one.work.map(|(_, beside)| beside),
+                "work_alone_tokens_per_s": one.work.as_ref().map(|work| work.alone),
+                "work_beside_tokens_per_s": one.work.as_ref().map(|work| work.beside),
+                "callers_tokens_per_s": one.work.as_ref().map(|work| work.of_callers),
             }))?;
             continue;
         }
@@ -345,12 +358,18 @@ fn print(arguments: &Arguments, rates: Rates, measured: &[Measured]) -> anyhow::
             Some(value) => format!("{value:8.0}"),
             None => format!("{:>8}", "-"),
         });
-        let work = one.work.map_or_else(String::new, |(alone, beside)| {
-            format!("{alone:.0}, {beside:.0} ({:.0} %)", 100.0 * beside / alone.max(1.0))
+        let work = one.work.as_ref().map_or_else(String::new, |work| {
+            let Work { alone, beside, of_callers } = work;
+            let percent = |rate: f64| 100.0 * rate / alone.max(1.0);
+            format!(
+                "{alone:.0}, {beside:.0} + {of_callers:.0} ({:.0} + {:.0} %)",
+                percent(*beside),
+                percent(*of_callers)
+            )
         });
         let failed = if one.failed > 0 { format!(" ({} not)", one.failed) } else { String::new() };
         output::line(format_args!(
-            "{:26} {:>9} {} {work:>20}",
+            "{:26} {:>9} {} {work:>28}",
             one.scenario.name(),
             format!("{answers}{failed}"),
             cells.collect::<Vec<_>>().join(" ")
