@@ -43,7 +43,7 @@ pub(super) const FEW_WAIT: Duration = Duration::from_secs(1);
 pub(super) const RESERVED_PART: usize = 8;
 /// How often a worker without other free slots looks for jobs of priority high. It looks instead of waiting, since
 /// a new job wakes one waiting worker, which should be able to take any job.
-pub(super) const HIGH_INTERVAL: Duration = Duration::from_millis(250);
+pub(super) const HIGH_INTERVAL: Duration = Duration::from_millis(100);
 /// Waits after failures of store or dispatcher.
 pub(super) const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 
