@@ -15,8 +15,8 @@ pub(super) fn names_of_windows(waiting: &Waiting, scheduler: &Scheduler) -> Vec<
     if cached == waiting.hashes.len() {
         return Vec::new();
     }
-    let of_block = |hash: &BlockHash| (1..groups.count()).map(|group| hash.of_group(group));
-    waiting.hashes.iter().rev().flat_map(of_block).collect()
+    let hashes = waiting.hashes.iter().rev();
+    hashes.flat_map(|hash| (1..groups.count()).map(|group| hash.of_group(group))).collect()
 }
 
 impl Waiting {

@@ -92,8 +92,8 @@ fn fork_keeps_the_state_and_counts_from_zero() {
         assert_eq!((new.steps, new.generated_tokens, new.prefix_miss_tokens), (0, 0, 0));
         assert_eq!(new.finished + new.preemptions, 0);
         assert_eq!(
-            fork.engine.pace.limits(3, 0),
-            original.engine.pace.limits(3, 0),
+            fork.engine.pace.limits(3, 0, None),
+            original.engine.pace.limits(3, 0, None),
             "measured times"
         );
     }

@@ -210,22 +210,13 @@ fn searches_find_the_first_name_that_is_here() {
     let limits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
     let options = TierOptions { host_bytes: 100, ..TierOptions::folder(place.path(), limits) };
     let tiers = BlockTiers::open(options).expect("a thread");
-    let find = |numbers: &[u32]| {
-        let (answer, answers) = mpsc::channel();
-        let hashes = numbers.iter().map(|number| hash(*number)).collect();
-        assert!(tiers.find(Find { hashes, answer }));
-        match answers.recv_timeout(Duration::from_secs(5)).expect("an answer") {
-            Answer::Found(Found { first, at }) => (first, at),
-            Answer::Fetched(fetched) => panic!("{fetched:?} is the answer to a fetch"),
-        }
-    };
-    assert_eq!(find(&[1, 2]), (hash(1), None));
+    assert_eq!(found(&tiers, &[1, 2], 1), [0; 0]);
     tiers.store(hash(2), 0, vec![2; 100]);
-    assert_eq!(find(&[1, 2, 3]), (hash(1), Some(1)));
+    assert_eq!(found(&tiers, &[1, 2, 3], 1), [1]);
     // Another process writes one.
     let mut other = BlockFolder::open(place.path(), limits).expect("the same folder");
     other.store(&hash(1), 0, &[1; 100], |_| false).expect("it is written");
-    assert_eq!(find(&[3, 1, 2]), (hash(3), Some(1)));
+    assert_eq!(found(&tiers, &[3, 1, 2], 1), [1]);
     let stats = tiers.stats();
     assert_eq!((stats.hits, stats.misses), (0, 0), "only reads count");
 }
