@@ -96,7 +96,8 @@ async fn serve_within(
         .with_state(pages);
     let router = match blocks {
         Some(blocks) => {
-            let of_blocks = Router::new().route("/kv/find", post(find)).route("/kv/{hash}", get(block));
+            let of_blocks =
+                Router::new().route("/kv/find", post(find)).route("/kv/{hash}", get(block));
             router.merge(of_blocks.with_state(Arc::new(blocks)))
         }
         None => router,

@@ -93,8 +93,8 @@ pub(super) struct Stored {
     waiting: VecDeque<Waiting>,
     /// First blocks of the reads in progress.
     reading: HashSet<BlockHash>,
-    /// The block of each state that is being read, by the name of the state.
-    reading_states: HashMap<BlockHash, BlockHash>,
+    /// The last block before each state that is being read, and their number, by the name of the state.
+    reading_states: HashMap<BlockHash, (BlockHash, usize)>,
     /// Bytes of a state and of a block, of models with recurrent layers.
     state_bytes: Option<(usize, usize)>,
     /// What to write, with the number of blocks before it in its chain.

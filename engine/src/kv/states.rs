@@ -4,7 +4,10 @@
 //! state has the name of the last block before it. Scheduler and backend number slots alike: first as many as sequences may run, then
 //! those of this cache, then spare ones for states after drafts.
 //!
-//! The state that was used last longest ago makes room for a new one; those that waiting sequences need go last.
+//! All states have one size, so a state is worth as much as the blocks before it, which need not be computed: the least worth makes
+//! room for a new one. Each state that made room raises the worth of those that are used or kept from then on (GreedyDual: Cao and Irani,
+//! Cost-Aware WWW Proxy Caching Algorithms, 1997), so a state that is not used goes in the end, whatever it spares. Of equal ones the
+//! one goes that was used last longest ago; those that waiting sequences need go last.
 
 use std::collections::HashMap;
 
@@ -16,6 +19,10 @@ struct Entry {
     slot: u32,
     /// Step of its last use.
     used: u64,
+    /// Blocks before it.
+    blocks: usize,
+    /// The raise at its last use, and the blocks.
+    worth: u64,
 }
 
 /// The kept states of a backend, by the block that they are after.
@@ -25,6 +32,8 @@ pub struct StateCache {
     free: Vec<u32>,
     /// The number of steps, as a logical clock.
     step: u64,
+    /// The worth of the state that made room last.
+    raise: u64,
 }
 
 impl StateCache {
@@ -32,7 +41,7 @@ impl StateCache {
     pub fn new(first: u32, count: usize) -> Self {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let free = (first..first.saturating_add(count)).rev().collect();
-        Self { entries: HashMap::new(), free, step: 0 }
+        Self { entries: HashMap::new(), free, step: 0, raise: 0 }
     }
 
     /// Begins a step: states that it uses stay until the next one.
@@ -48,7 +57,7 @@ impl StateCache {
     /// Returns the slot of the state after a block, which this step uses.
     pub fn get(&mut self, hash: &BlockHash) -> Option<u32> {
         let entry = self.entries.get_mut(hash)?;
-        entry.used = self.step;
+        (entry.used, entry.worth) = (self.step, self.raise + entry.blocks as u64);
         Some(entry.slot)
     }
 
@@ -73,20 +82,22 @@ impl StateCache {
             return Some(slot);
         }
         let evictable = self.entries.iter().filter(|(_, entry)| entry.used < self.step);
-        let first = evictable
-            .map(|(hash, entry)| (is_expected(hash), entry.used, entry.slot, *hash))
-            .min_by_key(|(is_expected, used, slot, _)| (*is_expected, *used, *slot));
-        let (_, _, slot, hash) = first.filter(|(expected, ..)| !(*expected && spares_expected))?;
+        let first = evictable.map(|(hash, entry)| (is_expected(hash), *entry, *hash)).min_by_key(
+            |(is_expected, entry, _)| (*is_expected, entry.worth, entry.used, entry.slot),
+        );
+        let (_, entry, hash) = first.filter(|(expected, ..)| !(*expected && spares_expected))?;
         self.entries.remove(&hash);
-        Some(slot)
+        self.raise = self.raise.max(entry.worth);
+        Some(entry.slot)
     }
 
-    /// Names the state in a reserved slot. Of two states after the same block the first one stays.
-    pub fn insert(&mut self, hash: BlockHash, slot: u32) {
+    /// Names the state in a reserved slot, with so many blocks before it. Of two states after the same block the first one stays.
+    pub fn insert(&mut self, hash: BlockHash, slot: u32, blocks: usize) {
         if self.contains(&hash) {
             return self.release(slot);
         }
-        self.entries.insert(hash, Entry { slot, used: self.step });
+        let worth = self.raise + blocks as u64;
+        self.entries.insert(hash, Entry { slot, used: self.step, blocks, worth });
     }
 
     /// Returns a reserved slot in which there is no state.
@@ -117,7 +128,7 @@ mod tests {
 
     fn keep(states: &mut StateCache, tokens: u32) -> u32 {
         let slot = states.reserve(false, |_| false).expect("a slot is free or evictable");
-        states.insert(hash(tokens), slot);
+        states.insert(hash(tokens), slot, 4);
         slot
     }
 
@@ -131,6 +142,22 @@ mod tests {
         states.begin_step();
         assert_eq!(keep(&mut states, 3), 9);
         assert!(states.contains(&hash(1)) && !states.contains(&hash(2)));
+    }
+
+    #[test]
+    fn a_state_after_a_long_prefix_stays_longer_but_not_for_ever() {
+        let mut states = StateCache::new(0, 2);
+        states.begin_step();
+        let long = states.reserve(false, |_| false).expect("a slot is free");
+        states.insert(hash(99), long, 10);
+        for tokens in 0..3 {
+            states.begin_step();
+            keep(&mut states, tokens);
+            assert!(states.contains(&hash(99)), "{tokens} states after four blocks came later");
+        }
+        states.begin_step();
+        keep(&mut states, 3);
+        assert!(!states.contains(&hash(99)), "it was not used while three others made room");
     }
 
     #[test]
@@ -152,7 +179,7 @@ mod tests {
         let mut states = StateCache::new(0, 2);
         states.begin_step();
         let slots = [(); 2].map(|()| states.reserve(false, |_| false).expect("free"));
-        slots.iter().for_each(|slot| states.insert(hash(1), *slot));
+        slots.iter().for_each(|slot| states.insert(hash(1), *slot, 4));
         assert_eq!(states.get(&hash(1)), Some(slots[0]));
         assert_eq!(states.reserve(false, |_| false), Some(slots[1]));
     }

@@ -289,9 +289,13 @@ impl Scheduler {
         self.states.slot_of(hash)
     }
 
-    /// Keeps the state after a block, which `write` writes to a slot, unless it is there; false if all slots are taken or
+    /// Keeps the state after a block, the last of so many, which `write` writes to a slot, unless it is there; false if all slots are taken or
     /// `write` returns false.
-    pub fn keep_state(&mut self, hash: BlockHash, write: impl FnOnce(u32) -> bool) -> bool {
+    pub fn keep_state(
+        &mut self,
+        (hash, blocks): (BlockHash, usize),
+        write: impl FnOnce(u32) -> bool,
+    ) -> bool {
         if self.states.contains(&hash) {
             return true;
         }
@@ -301,7 +305,7 @@ impl Scheduler {
         };
         let is_written = write(slot);
         match is_written {
-            true => self.states.insert(hash, slot),
+            true => self.states.insert(hash, slot, blocks),
             false => self.states.release(slot),
         }
         is_written
@@ -363,7 +367,7 @@ impl Scheduler {
             sequence.begins_with = None;
             for (after, slot) in sequence.saves.drain(..) {
                 let blocks = (planned.start + after) / BLOCK_TOKENS;
-                self.states.insert(sequence.hashes[blocks - 1], slot);
+                self.states.insert(sequence.hashes[blocks - 1], slot, blocks);
             }
         }
     }

@@ -6,10 +6,7 @@
 use super::{READ_SHARE_MAX, Stored, Waiting};
 use crate::{
     backend::Backend,
-    kv::{
-        BLOCK_TOKENS, BlockHash,
-        disk::Fetched,
-    },
+    kv::{BLOCK_TOKENS, BlockHash, disk::Fetched},
     scheduler::Scheduler,
 };
 
@@ -33,8 +30,7 @@ impl Stored {
     ) {
         let (all, in_memory) = (waiting.hashes.len(), scheduler.blocks_with_state(&waiting.hashes));
         let on_disk = found.map_or(0, |at| all - at);
-        let is_better =
-            on_disk > in_memory && self.is_state_worth_it(on_disk, on_disk - in_memory);
+        let is_better = on_disk > in_memory && self.is_state_worth_it(on_disk, on_disk - in_memory);
         let end = if is_better { on_disk } else { in_memory };
         waiting.hashes.truncate(end);
         let name = waiting.hashes.last().map(BlockHash::of_state).filter(|_| end > in_memory);
@@ -59,7 +55,7 @@ impl Stored {
         if is_missing(&name) || !self.read_names(waiting, vec![name], waiting.hashes.len() - 1) {
             return true;
         }
-        self.reading_states.insert(name, last);
+        self.reading_states.insert(name, (last, waiting.hashes.len()));
         false
     }
 
@@ -78,7 +74,7 @@ impl Stored {
     /// Keeps a state that was read. Returns its name if that is not possible.
     pub(super) fn install_state(
         &mut self,
-        block: BlockHash,
+        block: (BlockHash, usize),
         fetched: Fetched,
         scheduler: &mut Scheduler,
         backend: &mut dyn Backend,

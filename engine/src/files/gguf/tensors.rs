@@ -32,7 +32,8 @@ use crate::{
         error::{ModelError, Problem, check_overlaps},
         needs::DRAFTS,
         parts::{
-            DenseTensor, HybridLayout, SkippedPart, Span, TensorInfo, Tensors, TernaryTensor, is_same_shape,
+            DenseTensor, HybridLayout, SkippedPart, Span, TensorInfo, Tensors, TernaryTensor,
+            is_same_shape,
         },
         roles::{biases, layer_tensor_shape, layer_tensors, norm_len, norms},
     },
