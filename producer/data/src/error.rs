@@ -26,6 +26,12 @@ pub enum DataError {
         /// What is wrong.
         problem: String,
     },
+    /// The operator of the server allows no such address.
+    #[error("{address} is not below an address that the operator allows (--allow-url)")]
+    NotAllowed {
+        /// The address.
+        address: String,
+    },
     /// The object store refuses the credentials, or they lack a right.
     #[error(
         "no right to use {address}: the object store refuses the credentials of {variables}: {cause}"
@@ -43,6 +49,14 @@ pub enum DataError {
     NotFound {
         /// The address.
         address: String,
+    },
+    /// The object store has no such bucket.
+    #[error("cannot use {address}: {cause}")]
+    NoBucket {
+        /// The address.
+        address: String,
+        /// What the store says.
+        cause: String,
     },
     /// The object store failed.
     #[error("cannot use {address}: {cause}")]
@@ -68,6 +82,27 @@ pub enum DataError {
         /// The status.
         status: u16,
     },
+    /// The web server sends its client to another address, which is not followed.
+    #[error(
+        "cannot use {address}: the server answers with a redirect (status {status}), which is not followed"
+    )]
+    Redirect {
+        /// The address.
+        address: String,
+        /// The status.
+        status: u16,
+    },
+    /// The rows of a file cannot become requests of this endpoint.
+    #[error(
+        "{name} has rows, which need the endpoint /v1/chat/completions, /v1/completions or /v1/embeddings"
+    )]
+    NoEndpoint {
+        /// Name of the file.
+        name: String,
+    },
+    /// What reads the lines wants no more.
+    #[error("the lines are not wanted any more")]
+    Unwanted,
     /// The system's certificates cannot be used.
     #[error(transparent)]
     Certificates(#[from] BadCertificates),
@@ -86,6 +121,14 @@ pub enum DataError {
         name: String,
         /// The cause.
         cause: String,
+    },
+    /// A file has more bytes than may be copied to this machine.
+    #[error("{name} has more than {bytes_max} bytes")]
+    TooLarge {
+        /// Name of the file.
+        name: String,
+        /// The limit.
+        bytes_max: u64,
     },
     /// A file has no such column.
     #[error("{name} has no column {column}: it has {found}")]
@@ -149,8 +192,40 @@ pub enum DataError {
 }
 
 impl DataError {
+    /// Returns whether a later try may succeed: the network or a server failed.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Http { source, .. } => matches!(
+                source,
+                HttpError::Resolve { .. }
+                    | HttpError::Connect { .. }
+                    | HttpError::Broken(_)
+                    | HttpError::Timeout(_)
+            ),
+            Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..),
+            Self::Objects { .. } => true,
+            Self::Read { source, .. } | Self::Write { source, .. } => is_broken(source),
+            _ => false,
+        }
+    }
+
     /// Returns whether the reader of standard output closed it.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// The kind of an error while something is read that a later try may read.
+pub(crate) const BROKEN: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+
+/// Whether a connection broke, and not what came over it, or a disk is full for now.
+fn is_broken(error: &io::Error) -> bool {
+    matches!(error.kind(), BROKEN | io::ErrorKind::StorageFull)
+}
+
+impl From<DataError> for io::Error {
+    fn from(error: DataError) -> Self {
+        let kind = if error.is_transient() { BROKEN } else { io::ErrorKind::Other };
+        Self::new(kind, error)
     }
 }

@@ -19,7 +19,7 @@ use reqwest::{
 use tokio::{runtime::Handle, time::timeout};
 use tritmill_client::http::{HttpClient, HttpError};
 
-use crate::{Address, DataError, connector};
+use crate::{Address, DataError, connector, error::BROKEN};
 
 /// Longest wait for the head of an answer, and for the next bytes of it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -32,11 +32,21 @@ const TRIES_MAX: u32 = 4;
 /// Time before the first of them; it doubles.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
+/// Whether redirects are followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Redirects {
+    /// To any address: the caller may use all that this process may.
+    Follow,
+    /// They are errors.
+    Refuse,
+}
+
 /// A file that is being read.
 pub(crate) struct WebFile {
     runtime: Handle,
     client: HttpClient,
     url: Url,
+    redirects: Redirects,
     answer: Response,
     piece: Bytes,
     read: u64,
@@ -50,9 +60,9 @@ impl WebFile {
     ///
     /// # Errors
     /// [`DataError`] if the server does not answer with it.
-    pub fn open(runtime: &Handle, url: &Url) -> Result<Self, DataError> {
+    pub fn open(runtime: &Handle, url: &Url, redirects: Redirects) -> Result<Self, DataError> {
         let client = connector::client()?;
-        let answer = runtime.block_on(get(&client, url, HeaderMap::new()))?;
+        let answer = runtime.block_on(get(&client, url, redirects, HeaderMap::new()))?;
         match answer.status() {
             StatusCode::OK => {}
             StatusCode::NOT_FOUND => return Err(DataError::NotFound { address: shown(url) }),
@@ -63,8 +73,8 @@ impl WebFile {
         let etag = text(ETAG).filter(|tag| !tag.starts_with("W/"));
         let version = etag.or_else(|| text(LAST_MODIFIED)).map(str::to_owned);
         let length = text(CONTENT_LENGTH).and_then(|length| length.parse().ok());
-        let (runtime, url) = (runtime.clone(), url.clone());
-        Ok(Self { runtime, client, url, answer, piece: Bytes::new(), read: 0, length, version })
+        let (runtime, url, piece) = (runtime.clone(), url.clone(), Bytes::new());
+        Ok(Self { runtime, client, url, redirects, answer, piece, read: 0, length, version })
     }
 
     /// Returns what changes when the content does, if the server says it.
@@ -89,7 +99,7 @@ impl WebFile {
             };
             let ended = |cause: String| {
                 let problem = format!("{cause} after {} bytes", self.read);
-                io::Error::new(io::ErrorKind::UnexpectedEof, problem)
+                io::Error::new(BROKEN, problem)
             };
             let Some(version) = self.version.clone().filter(|_| tries < TRIES_MAX) else {
                 return Err(ended(broken));
@@ -100,7 +110,8 @@ impl WebFile {
             let text = |text: String| HeaderValue::try_from(text).map_err(io::Error::other);
             headers.insert(RANGE, text(format!("bytes={}-", self.read))?);
             headers.insert(IF_RANGE, text(version)?);
-            match self.runtime.block_on(get(&self.client, &self.url, headers)) {
+            let rest = get(&self.client, &self.url, self.redirects, headers);
+            match self.runtime.block_on(rest) {
                 Ok(answer) if answer.status() == StatusCode::PARTIAL_CONTENT => {
                     self.answer = answer;
                 }
@@ -139,8 +150,13 @@ fn refused(url: &Url, status: StatusCode) -> DataError {
     DataError::Status { address: shown(url), status: status.as_u16() }
 }
 
-/// Sends a request for a file, and follows redirects.
-async fn get(client: &HttpClient, url: &Url, headers: HeaderMap) -> Result<Response, DataError> {
+/// Sends a request for a file, and follows redirects, if they may be followed.
+async fn get(
+    client: &HttpClient,
+    url: &Url,
+    redirects: Redirects,
+    headers: HeaderMap,
+) -> Result<Response, DataError> {
     let mut target = url.clone();
     for _ in 0..=REDIRECTS_MAX {
         let failed = |source| DataError::Http { address: shown(url), source };
@@ -149,6 +165,10 @@ async fn get(client: &HttpClient, url: &Url, headers: HeaderMap) -> Result<Respo
         let answer = client.send(request, ANSWER_WITHIN).await.map_err(failed)?;
         let to = answer.headers().get(LOCATION).filter(|_| answer.status().is_redirection());
         let Some(to) = to else { return Ok(answer) };
+        if redirects == Redirects::Refuse {
+            let (address, status) = (shown(url), answer.status().as_u16());
+            return Err(DataError::Redirect { address, status });
+        }
         let next = to.to_str().ok().and_then(|to| target.join(to).ok());
         target = next.ok_or_else(|| refused(url, answer.status()))?;
     }

@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod address;
+mod allowed;
 mod answers;
 mod connector;
 mod encoding;
@@ -12,6 +13,8 @@ mod folder;
 mod format;
 mod http;
 pub mod objects;
+mod pages;
+mod reading;
 mod requests;
 mod rows;
 mod run;
@@ -20,8 +23,11 @@ mod source;
 mod spool;
 
 pub use address::Address;
+pub use allowed::{AllowedAddresses, AllowedPrefix, BadPrefix};
 pub use encoding::Encoding;
 pub use error::DataError;
-pub use format::Format;
+pub use format::{Format, UnknownFormat};
+pub use pages::{Ended, Page, RemoteSource};
 pub use requests::{Columns, EndpointOfRows};
 pub use run::{DataRun, DataSettings};
+pub use sink::{Answered, Answers, Sink};

@@ -362,6 +362,10 @@ fn sorted(address: &Address, error: object_store::Error) -> DataError {
         error if ["code: 401", "code: 403"].iter().any(|code| error.to_string().contains(code)) => {
             DataError::Denied { address: named, variables, cause: brief(&error) }
         }
+        // The same, of lists and of uploads.
+        error if error.to_string().contains("code: 404") => {
+            DataError::NoBucket { address: named, cause: brief(&error) }
+        }
         error => DataError::Objects { address: named, cause: brief(&error) },
     }
 }
@@ -403,7 +407,7 @@ impl Read for Streamed {
         while self.piece.is_empty() {
             match self.runtime.block_on(self.pieces.next()) {
                 None => return Ok(0),
-                Some(piece) => self.piece = piece.map_err(io::Error::other)?,
+                Some(piece) => self.piece = piece?,
             }
         }
         let count = buffer.len().min(self.piece.len());

@@ -1,12 +1,10 @@
 //! Rows become lines of a batch: which column is the prompt, which the `custom_id`, and what is carried to the answer.
 
-use serde_json::{Map, Value, json};
-use tritmill_client::json_line;
-
 use crate::{
     DataError,
     rows::{BadRow, Row},
 };
+use serde_json::{Map, Value, json};
 
 /// Columns that may have the prompt, if none is named.
 const PROMPT_COLUMNS: [&str; 3] = ["prompt", "text", "messages"];
@@ -23,6 +21,11 @@ pub enum EndpointOfRows {
 }
 
 impl EndpointOfRows {
+    /// Returns the endpoint with this path.
+    pub fn of_path(path: &str) -> Option<Self> {
+        [Self::Chat, Self::Completions, Self::Embeddings].into_iter().find(|it| it.url() == path)
+    }
+
     const fn url(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -48,13 +51,29 @@ pub struct Columns {
 /// A row as a line of a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Request {
-    /// The line, without its end.
-    pub line: String,
+    /// The line.
+    pub line: Value,
     /// The columns that are carried to the answer.
     pub carried: Map<String, Value>,
 }
 
 impl Columns {
+    /// Whether something of them was chosen, which makes every line a row.
+    pub fn are_told(&self) -> bool {
+        let Self { prompt, id, body, .. } = self;
+        prompt.is_some() || id.is_some() || !body.is_empty()
+    }
+
+    /// Returns the line of a row with a short prompt.
+    pub fn example(&self) -> Value {
+        let prompt = self.prompt.as_deref().unwrap_or(PROMPT_COLUMNS[0]);
+        let mut row = Map::from_iter([(prompt.to_owned(), json!("x"))]);
+        if let Some(id) = &self.id {
+            row.insert(id.clone(), json!("x"));
+        }
+        self.request(Row::Values(row), 1, "a row").line
+    }
+
     /// Checks that a file has the columns.
     ///
     /// # Errors
@@ -69,12 +88,13 @@ impl Columns {
             Err(DataError::NoColumn { name: name.to_owned(), column, found })
         };
         if let Some(id) = self.id.as_deref().filter(|id| !has(id)) {
-            return missing(format!("'{id}' (--id-column)"));
+            return missing(format!("'{id}' (the id column)"));
         }
         match self.prompt.as_deref() {
-            Some(prompt) if !has(prompt) => missing(format!("'{prompt}' (--prompt-column)")),
+            Some(prompt) if !has(prompt) => missing(format!("'{prompt}' (the prompt column)")),
             None if !PROMPT_COLUMNS.into_iter().any(has) => missing(
-                "'prompt', 'text' or 'messages' (name another with --prompt-column)".to_owned(),
+                "'prompt', 'text' or 'messages' (another may be named the prompt column)"
+                    .to_owned(),
             ),
             _ => Ok(()),
         }
@@ -96,7 +116,7 @@ impl Columns {
         };
         let url = self.endpoint.url();
         let line = json!({ "custom_id": custom_id, "method": "POST", "url": url, "body": body });
-        Request { line: json_line(&line), carried }
+        Request { line, carried }
     }
 
     fn custom_id(&self, values: &mut Map<String, Value>, number: u64) -> Result<String, BadRow> {
@@ -167,7 +187,7 @@ fn without_nulls(messages: Value) -> Value {
 fn refused(custom_id: &str, bad: &BadRow, place: &str, carried: Map<String, Value>) -> Request {
     let BadRow { column, code, problem } = bad;
     let error = json!({ "code": code, "message": format!("{place}: {problem}"), "param": column });
-    let line = json_line(&json!({ "custom_id": custom_id, "row_error": error }));
+    let line = json!({ "custom_id": custom_id, "row_error": error });
     Request { line, carried }
 }
 
@@ -183,7 +203,7 @@ mod tests {
     fn line(columns: &Columns, row: Value) -> (Value, Value) {
         let Value::Object(row) = row else { panic!("an object") };
         let made = columns.request(Row::Values(row), 7, "x.csv row 7");
-        (serde_json::from_str(&made.line).expect("JSON"), Value::Object(made.carried))
+        (made.line, Value::Object(made.carried))
     }
 
     #[test]
@@ -245,6 +265,6 @@ mod tests {
         assert!(message.ends_with("it has 'question', 'answer'"), "{message}");
         let told = columns(Some("q"), None, EndpointOfRows::Chat);
         let message = error(&told, &["prompt"]).expect_err("no q");
-        assert_eq!(message, "a.parquet has no column 'q' (--prompt-column): it has 'prompt'");
+        assert_eq!(message, "a.parquet has no column 'q' (the prompt column): it has 'prompt'");
     }
 }

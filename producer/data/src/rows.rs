@@ -43,8 +43,8 @@ pub(crate) trait Rows {
     fn next(&mut self) -> Result<Option<Row>, DataError>;
 }
 
-/// Opens the rows of a file. A Parquet file of another machine is copied into `folder` first: its end tells where its
-/// columns are.
+/// Opens the rows of a file. A Parquet file of another machine is copied into `folder` first, up to a number of bytes: its end
+/// tells where its columns are.
 ///
 /// # Errors
 /// [`DataError`] if it cannot be read.
@@ -52,6 +52,7 @@ pub(crate) fn open(
     file: &mut SourceFile,
     runtime: &Handle,
     folder: &Path,
+    copy_bytes_max: u64,
 ) -> Result<Box<dyn Rows>, DataError> {
     let name = file.name.clone();
     if file.format == Format::Parquet {
@@ -59,7 +60,7 @@ pub(crate) fn open(
             Some(path) => {
                 File::open(path).map_err(|source| DataError::Read { name: name.clone(), source })?
             }
-            None => copied(file, runtime, folder)?,
+            None => copied(file, runtime, folder, copy_bytes_max)?,
         };
         return Ok(Box::new(parquet::ParquetRows::open(name, opened)?));
     }
@@ -83,12 +84,20 @@ pub(crate) fn content(
     decoded(opened).map_err(|source| DataError::Read { name: file.name.clone(), source })
 }
 
-fn copied(file: &mut SourceFile, runtime: &Handle, folder: &Path) -> Result<File, DataError> {
+fn copied(
+    file: &mut SourceFile,
+    runtime: &Handle,
+    folder: &Path,
+    bytes_max: u64,
+) -> Result<File, DataError> {
     let failed = |source| DataError::Write { path: folder.to_owned(), source };
     // Without a name: it is gone when it is closed.
     let mut copy = tempfile::tempfile_in(folder).map_err(failed)?;
-    let mut from = file.open(runtime)?;
+    let mut from = file.open(runtime)?.take(bytes_max.saturating_add(1));
     let copied = std::io::copy(&mut from, &mut copy);
-    copied.map_err(|source| DataError::Read { name: file.name.clone(), source })?;
-    Ok(copy)
+    let copied = copied.map_err(|source| DataError::Read { name: file.name.clone(), source })?;
+    match copied > bytes_max {
+        true => Err(DataError::TooLarge { name: file.name.clone(), bytes_max }),
+        false => Ok(copy),
+    }
 }

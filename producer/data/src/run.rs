@@ -23,8 +23,9 @@ use tokio::runtime::Handle;
 
 use crate::{
     Address, Columns, DataError, Encoding, Format,
-    sink::{Answers, Sink},
-    source::{self, SourceFile},
+    http::Redirects,
+    sink::{AnswerFiles, Sink},
+    source::{self, SourceFile, Wanted},
     spool::{Spool, Spooled},
 };
 
@@ -82,9 +83,7 @@ impl DataSettings {
             Address::Path(path) => path.is_dir(),
             _ => false,
         };
-        let Columns { prompt, id, body, .. } = &self.columns;
-        let is_told = prompt.is_some() || id.is_some() || !body.is_empty();
-        format != Format::Lines || is_folder || is_told
+        format != Format::Lines || is_folder || self.columns.are_told()
     }
 }
 
@@ -138,12 +137,13 @@ impl DataRun {
         report: &mut dyn FnMut(u64),
     ) -> Result<Self, DataError> {
         let sink = Sink::of(settings.output.clone(), settings.output_format)?;
-        let mut files = source::files(
-            &settings.input,
-            settings.input_format,
-            settings.split.as_deref(),
-            runtime,
-        )?;
+        let wanted = Wanted {
+            address: &settings.input,
+            format: settings.input_format,
+            split: settings.split.as_deref(),
+            redirects: Redirects::Follow,
+        };
+        let mut files = source::files(wanted, runtime)?;
         if let Address::Path(output) = &settings.output
             && let Ok(output) = output.canonicalize()
         {
@@ -157,9 +157,7 @@ impl DataRun {
             }
             files.retain(|file| !is_output(file));
         }
-        let has_rows = settings.has_rows()
-            || files.len() > 1
-            || files.iter().any(|file| file.format != Format::Lines);
+        let has_rows = settings.has_rows() || source::have_rows(&files);
         let columns = has_rows.then_some(&settings.columns);
         let (folder, temporary) = place(&settings)?;
         let failed = |source| DataError::Write { path: folder.clone(), source };
@@ -216,9 +214,9 @@ impl DataRun {
             return Ok(None);
         }
         let (lines, carried) = (self.output(), self.folder.join("carried.jsonl"));
-        let answers = Answers { lines: &lines, carried: &carried };
+        let answers = AnswerFiles { lines: &lines, carried: &carried };
         let temporary = self.folder.join("sink");
-        let old = self.sink.write(answers, runtime, &temporary, !self.record.is_written)?;
+        let old = self.sink.write(&answers, runtime, &temporary, !self.record.is_written)?;
         self.record.is_written = true;
         let failed = |source| DataError::Write { path: self.folder.clone(), source };
         save(&self.folder, &self.record).map_err(failed)?;

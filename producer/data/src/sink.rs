@@ -11,6 +11,7 @@ use std::{
 };
 
 use serde_json::{Map, Value};
+use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tritmill_client::{json_line, rename_to_old};
 
@@ -27,15 +28,33 @@ const COLUMNS_MAX: usize = 4096;
 
 /// Where answers go, and in which form.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sink {
-    pub address: Address,
-    pub format: Format,
-    pub encoding: Encoding,
+pub struct Sink {
+    address: Address,
+    format: Format,
+    encoding: Encoding,
 }
 
-/// The local files with the answers.
+/// Answers in the order of their rows.
+pub trait Answers {
+    /// Calls `each` for every answer, until one fails. It is called several times, each time with the same answers.
+    ///
+    /// # Errors
+    /// That of `each`, or why the answers cannot be read.
+    fn each(&self, each: &mut dyn FnMut(Answered) -> io::Result<()>) -> io::Result<()>;
+}
+
+/// An answer with what its row carried.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answered {
+    /// The output line.
+    pub line: Value,
+    /// The columns of its row.
+    pub carried: Map<String, Value>,
+}
+
+/// Local files with the answers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Answers<'a> {
+pub(crate) struct AnswerFiles<'a> {
     /// Output lines.
     pub lines: &'a Path,
     /// What the row of each line carried; empty if the source had lines.
@@ -51,12 +70,6 @@ pub(crate) struct Column {
     pub carried: bool,
     pub key: String,
     pub kind: Kind,
-}
-
-/// An answer with what its row carried.
-pub(crate) struct Answered {
-    pub line: Value,
-    pub carried: Map<String, Value>,
 }
 
 impl Sink {
@@ -83,13 +96,23 @@ impl Sink {
         }
     }
 
+    /// Writes the answers to another machine, by way of a temporary file.
+    ///
+    /// # Errors
+    /// [`DataError`] if they cannot be written; then the sink is as it was.
+    pub fn write_remote(&self, answers: &dyn Answers, runtime: &Handle) -> Result<(), DataError> {
+        let failed = |source| DataError::Write { path: std::env::temp_dir(), source };
+        let folder = TempDir::new().map_err(failed)?;
+        self.write(answers, runtime, &folder.path().join("sink"), false).map(drop)
+    }
+
     /// Writes the answers. A file that was there before the run is kept under another name if `is_first`.
     ///
     /// # Errors
     /// [`DataError`] if they cannot be written; then the sink is as it was.
-    pub fn write(
+    pub(crate) fn write(
         &self,
-        answers: Answers<'_>,
+        answers: &dyn Answers,
         runtime: &Handle,
         temporary: &Path,
         is_first: bool,
@@ -143,9 +166,9 @@ impl Sink {
         Ok(None)
     }
 
-    fn write_lines(&self, answers: Answers<'_>, to: &Path) -> io::Result<()> {
+    fn write_lines(&self, answers: &dyn Answers, to: &Path) -> io::Result<()> {
         let mut file = Encoder::new(self.encoding, File::create(to)?)?;
-        each(answers, |answered| {
+        answers.each(&mut |answered| {
             let Answered { mut line, carried } = answered;
             if let (Value::Object(fields), false) = (&mut line, carried.is_empty()) {
                 fields.insert("row".to_owned(), Value::Object(carried));
@@ -156,12 +179,12 @@ impl Sink {
         file.finish()?.sync_all()
     }
 
-    fn write_csv(&self, answers: Answers<'_>, to: &Path, delimiter: u8) -> io::Result<()> {
-        let columns = columns(answers).map_err(io::Error::other)?;
+    fn write_csv(&self, answers: &dyn Answers, to: &Path, delimiter: u8) -> io::Result<()> {
+        let columns = columns(answers)?;
         let file = Encoder::new(self.encoding, File::create(to)?)?;
         let mut csv = csv::WriterBuilder::new().delimiter(delimiter).from_writer(file);
         csv.write_record(columns.iter().map(|column| &column.name))?;
-        each(answers, |answered| {
+        answers.each(&mut |answered| {
             let row = flat(&answered.line);
             for column in &columns {
                 let values = if column.carried { &answered.carried } else { &row };
@@ -182,24 +205,22 @@ fn is_stream(path: &Path) -> bool {
         || fs::metadata(path).is_ok_and(|meta| !meta.is_file())
 }
 
-/// Calls `each` for every answer in the order of the rows.
-pub(crate) fn each(
-    answers: Answers<'_>,
-    mut each: impl FnMut(Answered) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut lines = BufReader::with_capacity(1 << 16, File::open(answers.lines)?);
-    let mut carried = BufReader::with_capacity(1 << 16, File::open(answers.carried)?);
-    let (mut line, mut row) = (String::new(), String::new());
-    loop {
-        (line, row) = (clear(line), clear(row));
-        if lines.read_line(&mut line)? == 0 {
-            return Ok(());
+impl Answers for AnswerFiles<'_> {
+    fn each(&self, each: &mut dyn FnMut(Answered) -> io::Result<()>) -> io::Result<()> {
+        let mut lines = BufReader::with_capacity(1 << 16, File::open(self.lines)?);
+        let mut carried = BufReader::with_capacity(1 << 16, File::open(self.carried)?);
+        let (mut line, mut row) = (String::new(), String::new());
+        loop {
+            (line, row) = (clear(line), clear(row));
+            if lines.read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            let carried = match carried.read_line(&mut row)? {
+                0 => Map::new(),
+                _ => serde_json::from_str(&row)?,
+            };
+            each(Answered { line: serde_json::from_str(&line)?, carried })?;
         }
-        let carried = match carried.read_line(&mut row)? {
-            0 => Map::new(),
-            _ => serde_json::from_str(&row)?,
-        };
-        each(Answered { line: serde_json::from_str(&line)?, carried })?;
     }
 }
 
@@ -209,7 +230,7 @@ fn clear(mut text: String) -> String {
 }
 
 /// Finds the columns of a table of answers.
-fn columns(answers: Answers<'_>) -> Result<Vec<Column>, DataError> {
+fn columns(answers: &dyn Answers) -> Result<Vec<Column>, DataError> {
     let mut columns: Vec<Column> = ALWAYS
         .iter()
         .map(|(name, kind)| {
@@ -217,8 +238,8 @@ fn columns(answers: Answers<'_>) -> Result<Vec<Column>, DataError> {
             Column { key: name.clone(), name, carried: false, kind: *kind }
         })
         .collect();
-    let failed = |source| DataError::Read { name: answers.lines.display().to_string(), source };
-    each(answers, |answered| {
+    let failed = |source| DataError::Read { name: "the answers".to_owned(), source };
+    let mut add = |answered: Answered| {
         for (values, carried) in [(flat(&answered.line), false), (answered.carried, true)] {
             for (key, value) in values {
                 let found = columns.iter().position(|c| c.carried == carried && c.key == key);
@@ -241,8 +262,8 @@ fn columns(answers: Answers<'_>) -> Result<Vec<Column>, DataError> {
             }
         }
         Ok(())
-    })
-    .map_err(failed)?;
+    };
+    answers.each(&mut add).map_err(failed)?;
     Ok(named(columns))
 }
 

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Address, DataError, Format,
-    http::WebFile,
+    http::{Redirects, WebFile},
     objects::{Objects, Streamed},
 };
 
@@ -41,26 +41,38 @@ enum Place {
     Stdin,
     File(PathBuf),
     Object(Objects, Key),
-    Web(Url),
+    Web(Url, Redirects),
 }
 
-/// Returns the files of a source. `format` overrides what their names say; `split` chooses files of a folder.
+/// Which files to read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub address: &'a Address,
+    /// Overrides what the names of the files say.
+    pub format: Option<Format>,
+    /// Chooses files of a folder.
+    pub split: Option<&'a str>,
+    pub redirects: Redirects,
+}
+
+/// Returns whether files may have rows instead of lines of a batch, by their forms and their number.
+pub(crate) fn have_rows(files: &[SourceFile]) -> bool {
+    files.len() > 1 || files.iter().any(|file| file.format != Format::Lines)
+}
+
+/// Returns the files of a source.
 ///
 /// # Errors
 /// [`DataError`] if there is nothing, or it cannot be listed.
-pub(crate) fn files(
-    address: &Address,
-    format: Option<Format>,
-    split: Option<&str>,
-    runtime: &Handle,
-) -> Result<Vec<SourceFile>, DataError> {
+pub(crate) fn files(wanted: Wanted<'_>, runtime: &Handle) -> Result<Vec<SourceFile>, DataError> {
+    let Wanted { address, format, split, redirects } = wanted;
     let name = address.to_string();
     let told = format.or_else(|| Format::of_name(address.name())).unwrap_or(Format::Lines);
     let one =
         |place, version| Ok(vec![SourceFile { name: name.clone(), format: told, version, place }]);
     let found = match address {
         Address::Stdio => return one(Place::Stdin, None),
-        Address::Http(url) => return one(Place::Web(url.clone()), None),
+        Address::Http(url) => return one(Place::Web(url.clone(), redirects), None),
         Address::Path(path) => {
             let unread = |source| DataError::Read { name: name.clone(), source };
             let meta = fs::metadata(path).map_err(unread)?;
@@ -191,8 +203,8 @@ impl SourceFile {
                 let pieces = runtime.block_on(objects.read(key, None))?;
                 Box::new(Streamed { runtime: runtime.clone(), pieces, piece: Bytes::new() })
             }
-            Place::Web(url) => {
-                let file = WebFile::open(runtime, url)?;
+            Place::Web(url, redirects) => {
+                let file = WebFile::open(runtime, url, *redirects)?;
                 self.version = file.version();
                 Box::new(file)
             }

@@ -2,23 +2,20 @@
 
 use std::{
     fs::File,
-    io::{self, BufWriter, Read, Seek as _, Write as _},
+    io::{self, BufWriter, Seek as _, Write as _},
     path::Path,
 };
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tritmill_client::json_line;
 
 use crate::{
-    Columns, DataError, Format,
+    Columns, DataError,
+    reading::{Lines, Reader},
     requests::Request,
-    rows::{self, Row},
     source::SourceFile,
 };
-
-/// Rows between two reports.
-const REPORT_EVERY: u64 = 1000;
 
 /// Where a source is written.
 pub(crate) struct Spool<'a> {
@@ -52,18 +49,14 @@ impl Spool<'_> {
         columns: Option<&Columns>,
         report: &mut dyn FnMut(u64),
     ) -> Result<Spooled, DataError> {
-        let mut lines = Target::create(self.lines)?;
-        let mut carried = Target::create(self.carried)?;
+        let (runtime, folder) = (self.runtime, self.folder);
+        let reader = Reader { runtime, folder, copy_bytes_max: u64::MAX, columns };
+        let mut spooled =
+            Files { lines: Target::create(self.lines)?, carried: Target::create(self.carried)? };
         let mut count = 0;
         let mut ended = None;
         for file in files {
-            let done = match columns {
-                Some(columns) => {
-                    self.rows(file, columns, &mut count, &mut (&mut lines, &mut carried), report)
-                }
-                None => self.copy(file, &mut count, &mut lines, report),
-            };
-            match done {
+            match reader.read(file, &mut count, &mut spooled, report) {
                 Ok(()) => {}
                 Err(error @ DataError::Write { .. }) => return Err(error),
                 Err(error) if count == 0 => return Err(error),
@@ -74,72 +67,35 @@ impl Spool<'_> {
             }
         }
         report(count);
-        lines.finish()?;
-        carried.finish()?;
+        spooled.lines.finish()?;
+        spooled.carried.finish()?;
         Ok(Spooled { lines: count, ended })
-    }
-
-    fn rows(
-        &self,
-        file: &mut SourceFile,
-        columns: &Columns,
-        count: &mut u64,
-        (lines, carried): &mut (&mut Target, &mut Target),
-        report: &mut dyn FnMut(u64),
-    ) -> Result<(), DataError> {
-        let mut rows = rows::open(file, self.runtime, self.folder)?;
-        if let Some(found) = rows.columns() {
-            columns.check(&file.name, found)?;
-        }
-        let takes_requests = file.format == Format::Lines && columns.prompt.is_none();
-        let mut row = 0_u64;
-        while let Some(found) = rows.next()? {
-            (*count, row) = (*count + 1, row + 1);
-            let place = format!("{} row {row}", file.name);
-            let request = match found {
-                Row::Values(values) if takes_requests && is_request(&values) => {
-                    Request { line: json_line(&Value::Object(values)), carried: Map::new() }
-                }
-                found => columns.request(found, *count, &place),
-            };
-            lines.line(&request.line)?;
-            carried.line(&json_line(&Value::Object(request.carried)))?;
-            if count.is_multiple_of(REPORT_EVERY) {
-                report(*count);
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies lines as they are. Of a file that ends in the middle, whole lines are kept.
-    fn copy(
-        &self,
-        file: &mut SourceFile,
-        count: &mut u64,
-        lines: &mut Target,
-        report: &mut dyn FnMut(u64),
-    ) -> Result<(), DataError> {
-        let mut content = rows::content(file, self.runtime)?;
-        let mut piece = vec![0; 1 << 16];
-        loop {
-            let read = match content.read(&mut piece) {
-                Ok(0) => return lines.end_line(count),
-                Ok(read) => read,
-                Err(source) => {
-                    lines.cut()?;
-                    return Err(DataError::Read { name: file.name.clone(), source });
-                }
-            };
-            lines.add(&piece[..read])?;
-            *count += piece[..read].iter().filter(|byte| **byte == b'\n').count() as u64;
-            report(*count);
-        }
     }
 }
 
-/// Returns whether the fields are those of a line of a batch.
-fn is_request(values: &Map<String, Value>) -> bool {
-    values.get("body").is_some_and(Value::is_object) && values.contains_key("url")
+/// The two files.
+struct Files {
+    lines: Target,
+    carried: Target,
+}
+
+impl Lines for Files {
+    fn request(&mut self, request: Request) -> Result<(), DataError> {
+        self.lines.line(&json_line(&request.line))?;
+        self.carried.line(&json_line(&Value::Object(request.carried)))
+    }
+
+    fn add(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        self.lines.add(bytes)
+    }
+
+    fn end_line(&mut self) -> Result<bool, DataError> {
+        self.lines.end_line()
+    }
+
+    fn cut(&mut self) -> Result<(), DataError> {
+        self.lines.cut()
+    }
 }
 
 /// A file that is being written.
@@ -177,13 +133,13 @@ impl Target {
         self.add(b"\n")
     }
 
-    /// Ends a last line without a line end.
-    fn end_line(&mut self, count: &mut u64) -> Result<(), DataError> {
-        if self.whole < self.bytes {
-            *count += 1;
+    /// Ends a last line without a line end. Returns whether there was one.
+    fn end_line(&mut self) -> Result<bool, DataError> {
+        let is_open = self.whole < self.bytes;
+        if is_open {
             self.add(b"\n")?;
         }
-        Ok(())
+        Ok(is_open)
     }
 
     /// Removes an incomplete last line.

@@ -1,4 +1,4 @@
-//! What tests share: Redis, Postgres, S3 and browsers on free ports in temporary folders, seeded random
+//! What tests share: Redis, Postgres, S3, web servers and browsers on free ports in temporary folders, seeded random
 //! numbers, and the rule for tests that lack a program.
 //!
 //! A server stops when it is dropped, and the system kills it when the test itself is killed. Start
@@ -13,6 +13,7 @@ mod process;
 mod random;
 mod redis;
 mod sentinel;
+mod web;
 
 pub use browser::Browser;
 pub use cluster::{RedisCluster, SlotMove};
@@ -23,6 +24,7 @@ pub use process::Signal;
 pub use random::Random;
 pub use redis::Redis;
 pub use sentinel::Sentinel;
+pub use web::{Web, WebFile};
 
 /// Programs that tests start, with their Debian packages. `cargo xtask test` installs what is missing.
 const PROGRAMS: [(&str, &str); 8] = [

@@ -51,6 +51,22 @@ impl Moto {
         Ok(moto)
     }
 
+    /// Writes an object, named with its bucket as `BUCKET/KEY`.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub fn put(&self, name: &str, content: &[u8]) -> anyhow::Result<()> {
+        send(self.port.number(), "PUT", &format!("/{name}"), content).map(drop)
+    }
+
+    /// Reads an object, named with its bucket as `BUCKET/KEY`.
+    ///
+    /// # Errors
+    /// If it is not there, or the server does not answer.
+    pub fn get(&self, name: &str) -> anyhow::Result<Vec<u8>> {
+        send(self.port.number(), "GET", &format!("/{name}"), b"")
+    }
+
     /// From now on refuses every caller: there are no users with rights.
     ///
     /// # Errors
@@ -70,21 +86,29 @@ impl Moto {
     }
 }
 
-/// Sends a request and waits for an answer that is a success.
 fn call(port: u16, method: &str, path: &str, body: &str) -> anyhow::Result<()> {
+    send(port, method, path, body.as_bytes()).map(drop)
+}
+
+/// Sends a request and waits for an answer that is a success. Returns its body.
+fn send(port: u16, method: &str, path: &str, body: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     let length = body.len();
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\
-         Content-Type: text/plain\r\nConnection: close\r\n\r\n{body}"
+         Content-Type: text/plain\r\nConnection: close\r\n\r\n"
     )?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let first = answer.lines().next().unwrap_or_default();
+    stream.write_all(body)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
+    let content = answer.split_off(end.map_or(answer.len(), |end| end + 4));
+    let head = String::from_utf8_lossy(&answer);
+    let first = head.lines().next().unwrap_or_default();
     if !first.contains(" 200 ") {
         bail!("moto answers {method} {path}: {first}");
     }
-    Ok(())
+    Ok(content)
 }

@@ -13,7 +13,7 @@ use parquet::{
 };
 use serde_json::{Map, Value};
 
-use super::{Answers, Column, each};
+use super::{Answers, Column};
 use crate::answers::{Kind, flat, text};
 
 /// Rows of a row group, and bytes of their texts: what memory holds.
@@ -21,7 +21,7 @@ const GROUP_ROWS: usize = 20_000;
 const GROUP_BYTES: usize = 32 << 20;
 
 /// Writes the answers.
-pub(super) fn write(answers: Answers<'_>, columns: &[Column], to: &Path) -> io::Result<()> {
+pub(super) fn write(answers: &dyn Answers, columns: &[Column], to: &Path) -> io::Result<()> {
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_created_by("tritmill".to_owned())
@@ -31,7 +31,7 @@ pub(super) fn write(answers: Answers<'_>, columns: &[Column], to: &Path) -> io::
         SerializedFileWriter::new(file, Arc::new(schema(columns)?), Arc::new(properties))?;
     let mut group: Vec<Values> = columns.iter().map(|column| Values::of(column.kind)).collect();
     let (mut rows, mut bytes) = (0, 0);
-    each(answers, |answered| {
+    answers.each(&mut |answered| {
         let row = flat(&answered.line);
         for (column, values) in columns.iter().zip(&mut group) {
             let from: &Map<String, Value> = if column.carried { &answered.carried } else { &row };
