@@ -215,6 +215,49 @@ fn batches_without_a_webhook_call_that_of_their_tenant() {
 }
 
 #[test]
+fn receiver_is_told_of_chosen_events_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = service(folder.path());
+    let caller = service.first();
+    let receiver = Receiver::start(&[Reaction::Answer(200)]);
+    let url = receiver.url("127.0.0.1");
+    let refused = caller.post("/v1/webhook", &json!({ "url": url, "events": ["batch.done"] }));
+    assert_eq!(refused.json()["error"]["param"], "events[0]");
+    assert!(refused.text().contains("batch.completed, batch.failed"), "{}", refused.text());
+    let wanted = json!({ "url": url, "events": ["batch.paused", "budget.spent"] });
+    let set = caller.post("/v1/webhook", &wanted).json();
+    assert_eq!(set["events"], wanted["events"]);
+    assert_eq!(caller.get("/v1/webhook").json()["events"], wanted["events"]);
+    let asked = json!({
+        "open": true, "endpoint": "/v1/chat/completions", "completion_window": "1h",
+    });
+    let batch = caller.post("/v1/batches", &asked).json();
+    assert_eq!(batch["webhook"]["events"], wanted["events"]);
+    let own = json!({ "url": url, "events": ["batch.cancelled"] });
+    let create = |webhook: &Value| {
+        let mut asked = asked.clone();
+        asked["webhook"] = webhook.clone();
+        caller.post("/v1/batches", &asked)
+    };
+    let budget = create(&json!({ "url": url, "events": ["budget.spent"] }));
+    assert_eq!(budget.json()["error"]["param"], "webhook.events[0]", "{}", budget.text());
+    let other = create(&own).json();
+    assert_eq!(other["webhook"]["events"], own["events"]);
+    for batch in [&batch, &other] {
+        for what in ["pause", "resume", "cancel"] {
+            let path = format!("/v1/batches/{}/{what}", batch["id"].as_str().unwrap());
+            assert_eq!(caller.post(&path, &json!({})).status, 200);
+        }
+        caller.finished(batch["id"].as_str().unwrap());
+    }
+    eventually("both are told", || receiver.calls().len() == 2);
+    let listed = caller.get("/v1/notices?order=asc").json();
+    let told: Vec<&Value> =
+        listed["data"].as_array().unwrap().iter().map(|notice| &notice["type"]).collect();
+    assert_eq!(told, [&json!("batch.paused"), &json!("batch.cancelled")]);
+}
+
+#[test]
 fn receiver_is_told_of_pauses_and_answers_410_to_hear_no_more() {
     let folder = tempfile::tempdir().unwrap();
     let service = service(folder.path());

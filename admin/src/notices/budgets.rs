@@ -98,7 +98,7 @@ impl BudgetLook {
         let BudgetState { budget, spent, period } = state.clone();
         let tenant = budget.of.tenant.clone();
         let subject = Subject::Budget(Box::new(SpentBudget { budget, spent, period }));
-        let webhook = app.store.tenant_webhook(&tenant).await?;
+        let webhook = app.store.tenant_webhook(&tenant).await?.filter(|own| own.wants(kind));
         let webhook = webhook.map(|own| Receiver::Webhook { url: own.url, secret: own.secret });
         let mails = app.mail_receivers(&tenant).into_iter().map(Receiver::Mail);
         let to: Vec<Receiver> = webhook.into_iter().chain(mails).collect();

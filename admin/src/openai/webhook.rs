@@ -4,21 +4,112 @@
 use axum::Json;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use tritmill_client::{
+    Fields,
+    http::{AddressPolicy, check_target},
+};
 use tritmill_queue::Timestamp;
 use utoipa::ToSchema;
 
-use super::{batches::parse_webhook, schemas::NewWebhook};
+use super::schemas::NewWebhook;
 use crate::{
     ApiError, App, Call, Caller, JsonBody, JsonResult,
+    notices::signature,
     operator::audit,
-    store::{notices::Delivery, webhooks::Webhook},
+    store::{
+        events::NoticeKind,
+        notices::Delivery,
+        webhooks::{Webhook, WebhookSecret},
+    },
 };
+
+/// Most bytes of a URL.
+const URL_BYTES_MAX: usize = 2048;
+
+/// Of what a webhook is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WebhookOf {
+    /// Of a batch; it is the field `webhook` of a request.
+    Batch,
+    /// Of what its tenant has; it is the request itself.
+    Tenant,
+}
+
+impl WebhookOf {
+    fn field(self, name: &str) -> String {
+        match self {
+            Self::Batch => format!("webhook.{name}"),
+            Self::Tenant => name.to_owned(),
+        }
+    }
+
+    fn events(self) -> impl Iterator<Item = NoticeKind> {
+        NoticeKind::ALL.into_iter().filter(move |kind| self == Self::Tenant || kind.is_of_batch())
+    }
+}
+
+/// Validates a webhook; generates a secret if none is given.
+pub(super) fn parse_webhook(
+    value: Value,
+    allowed: AddressPolicy,
+    of: WebhookOf,
+) -> Result<Webhook, ApiError> {
+    let invalid =
+        |param: &str, problem: &str| ApiError::invalid_value(param, format!("{param} {problem}"));
+    let Value::Object(map) = value else {
+        return Err(invalid("webhook", "must be an object"));
+    };
+    let mut fields = Fields::new(map, of.field(""));
+    let (url_field, secret_field) = (of.field("url"), of.field("secret"));
+    let url = fields.text("url")?.ok_or_else(|| ApiError::missing_field(&url_field))?;
+    if url.len() > URL_BYTES_MAX {
+        return Err(invalid(&url_field, &format!("is longer than {URL_BYTES_MAX} bytes")));
+    }
+    check_target(&url, allowed)
+        .map_err(|error| invalid(&url_field, &format!("cannot be called: {error}")))?;
+    let secret = fields.text("secret")?.map_or_else(signature::generate, WebhookSecret);
+    if signature::key(&secret).is_none() {
+        return Err(invalid(&secret_field, "must be whsec_ and the base64 of 24 to 64 bytes"));
+    }
+    let events = fields.list("events")?.map(|names| parse_events(names, of)).transpose()?;
+    fields.finish()?;
+    Ok(Webhook { events: events.unwrap_or_default(), ..Webhook::new(url, secret) })
+}
+
+/// Parses the names of the events that a webhook is told of.
+fn parse_events(names: Vec<Value>, of: WebhookOf) -> Result<Vec<NoticeKind>, ApiError> {
+    let invalid = |param: String, problem: &str| {
+        let known: Vec<&str> = of.events().map(NoticeKind::as_str).collect();
+        let message = format!("{param} {problem} {}", known.join(", "));
+        ApiError::invalid_value(param, message)
+    };
+    if names.is_empty() {
+        return Err(invalid(of.field("events"), "must name one or more of"));
+    }
+    let mut events = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        let found = of.events().find(|kind| name.as_str() == Some(kind.as_str()));
+        let place = || of.field(&format!("events[{index}]"));
+        let kind = found.ok_or_else(|| invalid(place(), "must be one of"))?;
+        if !events.contains(&kind) {
+            events.push(kind);
+        }
+    }
+    Ok(events)
+}
+
+/// Returns the names of the events that a webhook is told of; `None` for all.
+fn names(events: &[NoticeKind]) -> Option<Vec<&'static str>> {
+    (!events.is_empty()).then(|| events.iter().map(|kind| kind.as_str()).collect())
+}
 
 /// The webhook of a batch, and how far the latest event is delivered to it.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Webhook)]
 pub(crate) struct WebhookView {
     url: String,
+    /// The events that it is told of; null: all.
+    events: Option<Vec<&'static str>>,
     /// `pending`; finally `delivered` or `failed`.
     status: &'static str,
     /// Number of calls.
@@ -38,7 +129,8 @@ impl WebhookView {
         let told = told.unwrap_or_default();
         let next_attempt_at = next_attempt(&told);
         let (status, Delivery { attempts, error, .. }) = (told.state(), told);
-        Self { url: webhook.url, status, attempts, error, next_attempt_at, secret: None }
+        let events = names(&webhook.events);
+        Self { url: webhook.url, events, status, attempts, error, next_attempt_at, secret: None }
     }
 
     /// Returns it with the secret of a webhook, if there is one.
@@ -58,6 +150,8 @@ pub(crate) struct TenantWebhook {
     object: &'static str,
     /// Null if the tenant has none.
     url: Option<String>,
+    /// The events that it is told of; null: all.
+    events: Option<Vec<&'static str>>,
     /// `active`; `resting` while it is left alone, because calls failed again and again; `gone` if it answered 410 and gets no
     /// more. Null if the tenant has none.
     status: Option<&'static str>,
@@ -77,6 +171,7 @@ impl TenantWebhook {
         Self {
             object: "webhook",
             url: None,
+            events: None,
             status: None,
             failures: 0,
             error: None,
@@ -94,6 +189,7 @@ impl TenantWebhook {
         let rests_until = failing.as_ref().and_then(|it| it.rests_until).filter(|at| *at > now);
         let is_gone = failing.as_ref().is_some_and(|it| it.gone_at.is_some());
         Ok(Self {
+            events: names(&webhook.events),
             url: Some(webhook.url),
             status: Some(match (is_gone, rests_until) {
                 (true, _) => "gone",
@@ -123,7 +219,8 @@ pub(crate) async fn set(
     Call { app, caller }: Call,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> JsonResult<TenantWebhook> {
-    let webhook = parse_webhook(Value::Object(body), app.limits.webhook_addresses, "")?;
+    let webhook =
+        parse_webhook(Value::Object(body), app.limits.webhook_addresses, WebhookOf::Tenant)?;
     // Without the URL, which may have a password.
     audit::record(&app, &caller, "webhook.set", &caller.tenant.0, json!({})).await?;
     app.store.set_tenant_webhook(&caller.tenant, Some(&webhook)).await?;

@@ -16,7 +16,8 @@ use super::{
 pub const WAITING_MAX: u32 = 1000;
 
 /// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum NoticeKind {
     /// Every line of a batch has its answer or error.
     BatchCompleted,
@@ -49,6 +50,11 @@ impl NoticeKind {
         Self::BudgetSpent,
     ];
 
+    /// Whether it is about a batch.
+    pub const fn is_of_batch(self) -> bool {
+        !matches!(self, Self::BudgetSoftReached | Self::BudgetSpent)
+    }
+
     /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -61,6 +67,20 @@ impl NoticeKind {
             Self::BudgetSoftReached => "budget.soft_reached",
             Self::BudgetSpent => "budget.spent",
         }
+    }
+}
+
+impl From<NoticeKind> for String {
+    fn from(kind: NoticeKind) -> Self {
+        kind.as_str().to_owned()
+    }
+}
+
+impl TryFrom<String> for NoticeKind {
+    type Error = UnknownWord;
+
+    fn try_from(word: String) -> Result<Self, UnknownWord> {
+        word.parse()
     }
 }
 

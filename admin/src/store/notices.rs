@@ -262,9 +262,10 @@ impl Notice {
 }
 
 impl Batch {
-    /// Returns who is told of its events.
-    pub fn receivers(&self) -> Vec<Receiver> {
-        let webhook = self.webhook.iter().map(|webhook| Receiver::Webhook {
+    /// Returns who is told of an event of it.
+    pub fn receivers(&self, kind: NoticeKind) -> Vec<Receiver> {
+        let webhook = self.webhook.iter().filter(|webhook| webhook.wants(kind));
+        let webhook = webhook.map(|webhook| Receiver::Webhook {
             url: webhook.url.clone(),
             secret: webhook.secret.clone(),
         });

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::events::NoticeKind;
+
 /// A webhook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Webhook {
@@ -15,12 +17,20 @@ pub struct Webhook {
     /// Whether it is its tenant's, and not the batch's own.
     #[serde(default)]
     pub is_of_tenant: bool,
+    /// The events that it is told of; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<NoticeKind>,
 }
 
 impl Webhook {
-    /// Returns a batch's own webhook.
+    /// Returns a batch's own webhook, which is told of all events.
     pub fn new(url: String, secret: WebhookSecret) -> Self {
-        Self { url, secret, is_of_tenant: false }
+        Self { url, secret, is_of_tenant: false, events: Vec::new() }
+    }
+
+    /// Whether it is told of an event.
+    pub fn wants(&self, kind: NoticeKind) -> bool {
+        self.events.is_empty() || self.events.contains(&kind)
     }
 }
 

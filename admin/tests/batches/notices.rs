@@ -257,6 +257,42 @@ async fn receiver_that_is_gone_gets_nothing_until_it_is_asked_for() {
 }
 
 #[tokio::test]
+async fn webhook_is_told_of_the_events_that_it_wants() {
+    all(async |rig: Rig| {
+        let (store, acme) = (&rig.store, tenant("acme"));
+        let mut held = with_webhook(store, &acme, "a.example").await;
+        held.batch.webhook.as_mut().unwrap().events =
+            vec![NoticeKind::BatchPaused, NoticeKind::BatchFailed];
+        held.batch.mail_to = vec!["one@a.example".to_owned()];
+        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
+        for wanted in [BatchChange::Pause { now: false }, BatchChange::Resume] {
+            change(store, &acme, held.batch.id, wanted).await;
+        }
+        let mut held = claim(store).await.unwrap();
+        held.batch.enter(BatchState::Completed, Timestamp(9));
+        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
+        let told = |channel| {
+            let of = move |all: Vec<Notice>| -> Vec<NoticeKind> {
+                let of_channel = all.into_iter().filter(|notice| notice.to.channel() == channel);
+                of_channel.map(|notice| notice.kind).collect()
+            };
+            async move { of(notices(store, &tenant("acme")).await) }
+        };
+        assert_eq!(told(Channel::Webhook).await, [NoticeKind::BatchPaused]);
+        assert_eq!(told(Channel::Mail).await.len(), 3, "mails tell of all");
+        // A tenant's is stored with them.
+        let mut webhook = Webhook::new("https://a.example/".to_owned(), secret());
+        for events in [vec![NoticeKind::BudgetSpent, NoticeKind::BatchExpired], Vec::new()] {
+            webhook.events = events;
+            store.set_tenant_webhook(&acme, Some(&webhook)).await.unwrap();
+            let known = store.tenant_webhook(&acme).await.unwrap().unwrap();
+            assert_eq!(known, Webhook { is_of_tenant: true, ..webhook.clone() });
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn events_of_budgets_are_told_once_to_each_receiver() {
     all(async |rig: Rig| {
         let (store, acme) = (&rig.store, tenant("acme"));

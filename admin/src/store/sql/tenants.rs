@@ -97,11 +97,15 @@ impl Tenants for SqlStore {
     }
 
     async fn tenant_webhook(&self, tenant: &Tenant) -> Result<Option<Webhook>, StoreError> {
-        let found = query("SELECT url, secret FROM tenant_webhooks WHERE tenant = $1");
+        let found = query("SELECT url, secret, events FROM tenant_webhooks WHERE tenant = $1");
         let found = self.fetch_optional(found.bind(&tenant.0)).await?;
         let webhook = |row: &Row| {
             let (url, secret) = (rows::get(row, "url")?, rows::get(row, "secret")?);
-            Ok(Webhook { url, secret: WebhookSecret(secret), is_of_tenant: true })
+            let events: Option<&str> = rows::get(row, "events")?;
+            let events = events.map(serde_json::from_str).transpose();
+            let events = events.map_err(|error| rows::damaged("events", error))?;
+            let (secret, events) = (WebhookSecret(secret), events.unwrap_or_default());
+            Ok(Webhook { url, secret, is_of_tenant: true, events })
         };
         found.as_ref().map(webhook).transpose()
     }
@@ -116,10 +120,13 @@ impl Tenants for SqlStore {
             let delete = query("DELETE FROM tenant_webhooks WHERE tenant = $1");
             return self.execute(delete.bind(&tenant.0)).await.map(drop);
         };
-        let set = "INSERT INTO tenant_webhooks (tenant, url, secret) VALUES ($1, $2, $3)
-             ON CONFLICT (tenant) DO UPDATE SET url = excluded.url, secret = excluded.secret";
+        let set =
+            "INSERT INTO tenant_webhooks (tenant, url, secret, events) VALUES ($1, $2, $3, $4)
+             ON CONFLICT (tenant) DO UPDATE SET url = excluded.url, secret = excluded.secret,
+                 events = excluded.events";
+        let events = (!webhook.events.is_empty()).then(|| rows::to_json(&webhook.events));
         let set = query(set).bind(&tenant.0).bind(&webhook.url).bind(&webhook.secret.0);
-        self.execute(set).await?;
+        self.execute(set.bind(events)).await?;
         notices::forget_failures(self, tenant, &webhook.url).await
     }
 
