@@ -18,7 +18,7 @@ use tritmill_admin::{
     Scheduler, Secret, Settings, Site, Tls, Watch, WebOrigin, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
-use tritmill_data::{Address, DataError, objects::Objects};
+use tritmill_data::{Address, AllowedAddresses, AllowedPrefix, DataError, objects::Objects};
 use tritmill_queue::{
     billing::{Price, parse_price},
     job::UnknownWord,
@@ -167,6 +167,10 @@ pub struct LimitOptions {
     /// every admin sees; credentials: the usual environment variables. Files from before stay where they are
     #[arg(long, value_name = "ADDRESS")]
     files: Option<String>,
+    /// Where batches may read an input_url and write an output_url, with the credentials of this process: what lies below s3://BUCKET/PREFIX/, gs://…,
+    /// az://… or https://HOST/PATH/, where {tenant} stands for the tenant; may be given several times [default: nowhere]
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    allow_url: Vec<AllowedPrefix>,
     #[command(flatten)]
     site: SiteOptions,
     #[command(flatten)]
@@ -306,8 +310,12 @@ impl LimitOptions {
 
     /// Returns the settings of a service with these bounds.
     pub fn settings(&self, bounds: &Bounds) -> Settings {
-        let windows = self.tiers.completion_windows.clone();
-        Settings { limits: self.limits(bounds), site: self.site.site(), windows }
+        Settings {
+            limits: self.limits(bounds),
+            site: self.site.site(),
+            windows: self.tiers.completion_windows.clone(),
+            urls: AllowedAddresses::new(self.allow_url.clone()),
+        }
     }
 
     /// Returns the limits of a service with these bounds.

@@ -4,7 +4,7 @@ use std::{net::IpAddr, ops::Deref, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tritmill_client::{Client, http::AddressPolicy};
-use tritmill_data::objects::Objects;
+use tritmill_data::{AllowedAddresses, objects::Objects};
 use tritmill_http::{Bounds, Server, Tls};
 use tritmill_queue::{
     StoreError, Tenant, billing::Price, metrics::MeasuredStore, store::charges::PriceOf,
@@ -15,6 +15,7 @@ use crate::{
     abandoned_jobs::AbandonedJobs,
     budgets::BudgetChecks,
     changes::Changes,
+    driver::{EXPORTS_MAX, Export, Kept, SOURCES_MAX, SourceReader},
     file_contents::FileContents,
     health::Readiness,
     job_waiter::JobWaiter,
@@ -87,6 +88,8 @@ pub struct Settings {
     pub site: Site,
     /// Completion windows that new batches may have; empty: any.
     pub windows: Vec<String>,
+    /// Addresses that batches may read and write.
+    pub urls: AllowedAddresses,
 }
 
 /// The state shared by all requests and background tasks; cheap to clone.
@@ -128,6 +131,12 @@ pub struct State {
     pub(crate) budget_checks: BudgetChecks,
     /// Completion windows of new batches; empty: any.
     pub(crate) windows: Vec<String>,
+    /// Addresses that batches may read and write.
+    pub(crate) urls: AllowedAddresses,
+    /// Sources that steps of batches read.
+    pub(crate) sources: Kept<SourceReader>,
+    /// Outputs that steps of batches write elsewhere.
+    pub(crate) exports: Kept<Export>,
     /// Whether the service is stopping; ends streams that have no end of their own.
     stopping: watch::Sender<bool>,
 }
@@ -148,7 +157,7 @@ impl App {
         models: Models,
         settings: Settings,
     ) -> Self {
-        let Settings { limits, site, windows } = settings;
+        let Settings { limits, site, windows, urls } = settings;
         let metrics = Metrics::new(client.connections());
         let client = client.measured(&metrics.calls);
         let store: Arc<dyn FrontStore> = Arc::new(MeasuredStore::new(store, &metrics.calls));
@@ -177,6 +186,9 @@ impl App {
             changes: Changes::default(),
             budget_checks: BudgetChecks::default(),
             windows,
+            urls,
+            sources: Kept::new(SOURCES_MAX),
+            exports: Kept::new(EXPORTS_MAX),
             stopping: watch::Sender::new(false),
         }))
     }

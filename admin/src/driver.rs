@@ -11,10 +11,12 @@
 //! | state | step | in |
 //! | --- | --- | --- |
 //! | `validating` | wait for the earlier batch and make lines of it, if there is one | `chain.rs` |
+//! | `validating` | read the next pages of the source of its lines, if that lies elsewhere | `fetch.rs` |
 //! | `validating` | read the next lines, or reject the file | `validate.rs` |
 //! | `in_progress` | submit lines as the queue has room, count finished jobs and number them | `progress.rs`, `numbering.rs` |
 //! | `paused` | hold the jobs that have not started, count finished jobs and number them | `pause.rs`, `numbering.rs` |
 //! | `finalizing`, `cancelling` | write the next part of the output files | `finish.rs` |
+//! | `finalizing`, `cancelling` | write the output to where the batch wants it, too | `finish/export.rs` |
 //!
 //! A step that fails is tried again later. A batch that was claimed twice at the same place by processes that
 //! died or froze, or whose step twice did not end in time, is failed alone (`fail.rs`). A process drives such a
@@ -25,14 +27,18 @@ mod budget;
 mod chain;
 mod erase;
 mod fail;
+mod fetch;
 mod finish;
 mod front;
+mod kept;
 pub(crate) mod lines;
 mod numbering;
 mod objects;
 mod pause;
 mod progress;
 mod rerun;
+mod retries;
+mod stored_answers;
 mod validate;
 
 use std::{sync::Arc, time::Duration};
@@ -45,7 +51,12 @@ use tokio::{
 use tritmill_queue::{QueueName, StoreError, Timestamp, store::Claimant};
 
 use self::budget::Budget;
-pub(crate) use self::validate::hash as custom_id_hash;
+pub(crate) use self::{
+    fetch::{SOURCES_MAX, SourceReader},
+    finish::export::{EXPORTS_MAX, Export},
+    kept::Kept,
+    validate::hash as custom_id_hash,
+};
 use crate::{
     App,
     store::{
@@ -143,6 +154,8 @@ impl Driver {
         }
         // They stop at the same signal.
         while self.steps.join_next().await.is_some() {}
+        app.sources.clear();
+        app.exports.clear();
         let _ = (erasing.await, sweeping.await);
     }
 
@@ -159,6 +172,8 @@ impl Driver {
     async fn begin_steps(&mut self) {
         if !self.has_suspect && self.probe_at <= Instant::now() {
             self.probe_at = Instant::now() + POLL;
+            self.app.sources.drop_idle();
+            self.app.exports.drop_idle();
             self.has_suspect = self.app.store.has_suspect_batches().await.unwrap_or_else(|error| {
                 tracing::warn!(%error, "cannot look for batches, trying again");
                 false
@@ -296,9 +311,10 @@ async fn step(app: &App, mut claim: BatchClaim) -> Result<Next, Interrupted> {
     }
     let budget = Budget::new();
     let next = match claim.batch.state {
-        BatchState::Validating if !claim.batch.has_input() => {
-            chain::step(app, claim, budget).await?
-        }
+        BatchState::Validating if !claim.batch.has_input() => match claim.batch.input_url {
+            Some(_) => fetch::step(app, claim, budget).await?,
+            None => chain::step(app, claim, budget).await?,
+        },
         BatchState::Validating => validate::step(app, claim, budget).await?,
         BatchState::InProgress => progress::step(app, claim, budget).await?,
         BatchState::Paused => pause::step(app, claim, budget).await?,

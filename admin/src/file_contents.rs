@@ -49,7 +49,7 @@ fn unavailable(error: DataError) -> StoreError {
 }
 
 /// Returns the hexadecimal digits of the hash of some content.
-fn hash(bytes: &[u8]) -> String {
+pub(crate) fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -27,6 +27,7 @@ pub mod chosen_lines;
 mod cors;
 pub mod costs;
 mod dashboard;
+pub mod data_urls;
 pub mod days;
 pub mod driver;
 mod error;

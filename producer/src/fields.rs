@@ -95,6 +95,11 @@ impl Fields {
         format!("{}{name}", self.prefix)
     }
 
+    /// Whether a field has a value; null counts as absent.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// Takes a field's value; null counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // Swapping changes the order of the rest, which only decides which unknown field is named.

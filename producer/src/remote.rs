@@ -24,7 +24,7 @@ pub use answers::{
     BatchErrors, BatchEstimate, Cost, LineError, LinesAdded, RemoteBatch, RemoteError,
     RequestCounts,
 };
-pub use api::{AfterBatch, Api, Content, Escalation, NewBatch, OpenBatch, Retry};
+pub use api::{AfterBatch, Api, Content, Escalation, NewBatch, OpenBatch, Retry, UrlBatch};
 pub use results::{BatchResult, ResultsQuery};
 pub use run::RemoteRun;
 pub use terms::{RemoteRunError, RemoteSettings, RemoteUpdate};

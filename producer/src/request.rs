@@ -212,6 +212,10 @@ fn parse(line: &RawLine, bytes: &[u8], known_id: &mut Option<String>) -> Result<
     let plain = map.contains_key("prompt") && !map.contains_key("body");
     let custom_id = custom_id(number, &mut map, plain)?;
     *known_id = Some(custom_id.clone());
+    if !plain {
+        // What a line that is made of a row carries to its answer.
+        map.swap_remove("row");
+    }
     if let Some(error) = map.swap_remove("row_error") {
         return Err(row_error(number, error, map.get("url")));
     }

@@ -39,7 +39,7 @@ use crate::{keys::StoreOptions, output};
 pub enum BatchesCommand {
     /// List batches, the latest first
     List(BatchListArguments),
-    /// Create a batch after another one: its lines are made of that one's lines and answers
+    /// Create a batch after another one, made of its lines and answers, or one of lines that are read at a URL
     Create(NewBatchArguments),
     /// Cancel batches: their jobs are cancelled, and their answers so far are kept
     #[command(after_help = CANCEL_HELP)]

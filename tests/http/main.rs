@@ -36,4 +36,5 @@ mod standalone;
 mod steps;
 mod strangers;
 mod tenants;
+mod urls;
 mod webhooks;

@@ -226,4 +226,22 @@ fn lines_that_wait_go_to_the_other_model_and_their_answers_say_it() {
     };
     let (demo, tiny) = (of("demo"), of("tiny"));
     assert!(demo > 0 && tiny > 0 && demo + tiny == LINES, "{demo} and {tiny}");
+    // A repeated request is answered, though the other model is not served any more.
+    let key = service.first_key.clone().unwrap();
+    let keyed = |service: &crate::rig::Admin, after: &str| {
+        let body = asked(json!({ "model": "tiny", "after": after })).to_string();
+        let caller = service.with(&key);
+        let headers = format!(
+            "Idempotency-Key: k\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
+            body.len()
+        );
+        caller.send((caller.head("POST", "/v1/batches", &headers) + &body).as_bytes())
+    };
+    let first = keyed(&service, "20m").json()["id"].clone();
+    drop(service);
+    let service = crate::rig::Admin::run(alone(folder.path(), &words));
+    let models = service.with(&key).get("/v1/models").text();
+    assert!(!models.contains("tiny"), "{models}");
+    assert_eq!(keyed(&service, "20m").json()["id"], first);
+    assert_eq!(keyed(&service, "30m").error(), (409, "idempotency_conflict".to_owned()));
 }

@@ -126,6 +126,7 @@ impl BatchRow {
         let steps = [
             ("Created", Some(self.batch.created_at)),
             ("Lines made", self.batch.after.as_ref().and_then(|after| after.made_at)),
+            ("Lines read", self.batch.input_url.as_ref().and_then(|input| input.fetched_at)),
             ("Lines checked", at.in_progress),
             ("Sealed", at.sealed),
             ("Paused", at.paused),
@@ -145,6 +146,17 @@ impl BatchRow {
     /// The earlier batch, of a batch after another one.
     fn earlier(&self) -> Option<BatchId> {
         self.batch.after.as_ref().map(|after| after.batch)
+    }
+
+    /// Where its lines are read, if not from a file of the API.
+    fn input_url(&self) -> Option<String> {
+        self.batch.input_url.as_ref().map(|input| input.shown())
+    }
+
+    /// Where its answers are written when it ends, beside its files, and why they could not be.
+    fn output_url(&self) -> Option<(String, Option<&str>)> {
+        let output = self.batch.output_url.as_ref()?;
+        Some((output.shown(), output.error.as_deref()))
     }
 
     /// Whether it waits for the earlier batch to end.

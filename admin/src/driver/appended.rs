@@ -95,15 +95,29 @@ impl Appended {
         new: NewFile<'_>,
         line: &str,
     ) -> Result<u64, StoreError> {
+        self.write(store, part, new, line.as_bytes()).await?;
+        if let Some(part) = part {
+            self.bytes.push(b'\n');
+            part.size_bytes += 1;
+        }
+        Ok(line.len() as u64 + 1)
+    }
+
+    /// Appends bytes; creates the file with the first ones.
+    pub async fn write(
+        &mut self,
+        store: &Arc<dyn FrontStore>,
+        part: &mut Option<OutputPart>,
+        new: NewFile<'_>,
+        bytes: &[u8],
+    ) -> Result<(), StoreError> {
         let part = match part {
             Some(part) => part,
             None => part.insert(new.create(store).await?),
         };
-        self.bytes.extend_from_slice(line.as_bytes());
-        self.bytes.push(b'\n');
-        let bytes = line.len() as u64 + 1;
-        part.size_bytes += bytes;
-        Ok(bytes)
+        self.bytes.extend_from_slice(bytes);
+        part.size_bytes += bytes.len() as u64;
+        Ok(())
     }
 
     /// Adds the chunks with what was appended, after their objects are written, if they have any.

@@ -30,6 +30,11 @@ impl Budget {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
+    /// Returns the time that is left.
+    pub fn time_left(&self) -> Duration {
+        self.ends_at.saturating_duration_since(Instant::now())
+    }
+
     /// Whether the step must end.
     pub fn is_spent(&self) -> bool {
         self.lines == 0 || self.bytes == 0 || Instant::now() >= self.ends_at

@@ -14,6 +14,7 @@ use tritmill_queue::{Outcome, StoreError, store::EndedJob};
 use super::{
     Budget, Interrupted, Next,
     appended::{Appended, NewFile},
+    fail,
     lines::{self, Line, Wanted},
     save,
 };
@@ -167,17 +168,8 @@ async fn refuse(app: &App, claim: &mut BatchClaim, why: Problem) -> Result<Next,
     };
     let param = Some("after".to_owned());
     let error = BatchError { code: code.to_owned(), line: None, message, param };
-    claim.batch.errors.push(error);
     let part = claim.batch.steps.making.take().and_then(|state| state.file);
-    claim.batch.steps = Default::default();
-    claim.batch.enter(BatchState::Failed, app.store.now().await?);
-    save(app, claim, BatchWrites::default()).await?;
-    if let Some(part) = part
-        && let Err(error) = app.store.abandon_file(part.file).await
-    {
-        tracing::debug!(%error, "an unfinished file is left to the sweep");
-    }
-    Ok(Next::Finished)
+    fail::reject(app, claim, error, part).await
 }
 
 /// How far lines were made.

@@ -1,13 +1,13 @@
 //! Fails a batch that twice took its driver down, or did not end a step, at the same place.
 
-use super::{Interrupted, Next, save};
+use super::{Interrupted, Next, finish::export, save};
 use crate::{
     App,
     store::{
         BatchState,
         batch_steps::{BatchClaim, BatchWrites},
         batches::Batch,
-        step_state::BatchError,
+        step_state::{BatchError, OutputPart},
     },
 };
 
@@ -15,6 +15,10 @@ use crate::{
 pub(super) async fn fail(app: &App, claim: &mut BatchClaim) -> Result<Next, Interrupted> {
     let (is_again, error) = (is_failing(&claim.batch), error(&claim.batch, claim.failures));
     tracing::error!(batch = %claim.batch.id, message = error.message, "the batch failed");
+    if claim.batch.steps.exporting.is_some() {
+        // Its files are complete.
+        return export::end(app, claim, Some(error.message)).await;
+    }
     if !is_again {
         claim.batch.errors.push(error);
     }
@@ -25,6 +29,30 @@ pub(super) async fn fail(app: &App, claim: &mut BatchClaim) -> Result<Next, Inte
         return Ok(Next::Now);
     }
     end(app, claim).await
+}
+
+/// Fails a batch that cannot have lines, and drops what was written of them.
+pub(super) async fn reject(
+    app: &App,
+    claim: &mut BatchClaim,
+    error: BatchError,
+    part: Option<OutputPart>,
+) -> Result<Next, Interrupted> {
+    claim.batch.errors.push(error);
+    claim.batch.steps = Default::default();
+    claim.batch.enter(BatchState::Failed, app.store.now().await?);
+    save(app, claim, BatchWrites::default()).await?;
+    abandon(app, part).await;
+    Ok(Next::Finished)
+}
+
+/// Deletes an unfinished file.
+pub(super) async fn abandon(app: &App, part: Option<OutputPart>) {
+    if let Some(part) = part
+        && let Err(error) = app.store.abandon_file(part.file).await
+    {
+        tracing::debug!(%error, "an unfinished file is left to the sweep");
+    }
 }
 
 /// Whether a batch was failed and cancels its jobs.
@@ -39,10 +67,8 @@ pub(super) async fn end(app: &App, claim: &mut BatchClaim) -> Result<Next, Inter
     claim.batch.steps = Default::default();
     claim.batch.enter(BatchState::Failed, now);
     save(app, claim, BatchWrites::default()).await?;
-    for part in parts.into_iter().flatten().flatten() {
-        if let Err(error) = app.store.abandon_file(part.file).await {
-            tracing::debug!(%error, "an unfinished file is left to the sweep");
-        }
+    for part in parts.into_iter().flatten() {
+        abandon(app, part).await;
     }
     Ok(Next::Finished)
 }
@@ -50,6 +76,9 @@ pub(super) async fn end(app: &App, claim: &mut BatchClaim) -> Result<Next, Inter
 fn error(batch: &Batch, failures: u64) -> BatchError {
     let steps = &batch.steps;
     let (work, line) = match batch.state {
+        BatchState::Validating if !batch.has_input() && batch.input_url.is_some() => {
+            ("reading its input_url", steps.fetching.as_ref().map(|done| done.lines))
+        }
         BatchState::Validating if !batch.has_input() => {
             ("making its lines", steps.making.as_ref().map(|done| done.read.line))
         }
@@ -57,6 +86,7 @@ fn error(batch: &Batch, failures: u64) -> BatchError {
             ("validating", steps.validation.as_ref().map(|done| done.read.line))
         }
         BatchState::InProgress => ("submitting", Some(batch.submitted.line)),
+        _ if steps.exporting.is_some() => ("writing its output_url", None),
         _ => ("writing its output", steps.assembly.as_ref().map(|done| done.read.line)),
     };
     let line = line.unwrap_or_default() + 1;

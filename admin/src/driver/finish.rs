@@ -2,8 +2,9 @@
 //!
 //! A step writes the chunks of its lines in the transaction that saves its position, so what an interrupted
 //! step wrote does not exist. The files become visible in the transaction that finishes the batch. Lines that ended without
-//! a number get one with the line of their output.
+//! a number get one with the line of their output. A batch with an `output_url` ends after its output is written there.
 
+pub(super) mod export;
 mod output;
 
 use std::{collections::HashMap, time::Duration};
@@ -41,6 +42,9 @@ pub(super) async fn step(
     claim: &mut BatchClaim,
     mut budget: Budget,
 ) -> Result<Next, Interrupted> {
+    if claim.batch.steps.exporting.is_some() {
+        return export::step(app, claim, budget).await;
+    }
     let is_begun = claim.batch.steps.assembly.is_some();
     if claim.batch.state == BatchState::Cancelling && !is_begun {
         if !change_jobs(app, claim.batch.id, JobsChange::Cancel, &mut budget).await? {
@@ -107,15 +111,17 @@ async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<
     claim.batch.usage = state.usage;
     claim.batch.cost.clone_from(&state.cost);
     let not_storable = std::mem::take(&mut claim.batch.steps.not_storable);
-    claim.batch.steps = StepState { not_storable, ..StepState::default() };
-    claim.batch.enter(
-        match claim.batch.state {
-            BatchState::Cancelling => BatchState::Cancelled,
-            _ if claim.batch.overdue || state.overdue => BatchState::Expired,
-            _ => BatchState::Completed,
-        },
-        now,
-    );
+    let ends_as = match claim.batch.state {
+        BatchState::Cancelling => BatchState::Cancelled,
+        _ if claim.batch.overdue || state.overdue => BatchState::Expired,
+        _ => BatchState::Completed,
+    };
+    let exporting = export::begin(&mut claim.batch, ends_as);
+    let next = if exporting.is_some() { Next::Now } else { Next::Finished };
+    claim.batch.steps = StepState { not_storable, exporting, ..StepState::default() };
+    if claim.batch.steps.exporting.is_none() {
+        claim.batch.enter(ends_as, now);
+    }
     let writes = BatchWrites {
         chunks: &chunks,
         files: &files,
@@ -124,7 +130,7 @@ async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<
         ..BatchWrites::default()
     };
     save(app, claim, writes).await?;
-    Ok(Next::Finished)
+    Ok(next)
 }
 
 async fn write_slice(

@@ -125,8 +125,8 @@ fn store_error(error: io::Error) -> StoreError {
     error.downcast::<StoreError>().unwrap_or_else(|error| StoreError::Unavailable(Box::new(error)))
 }
 
-/// A reader of a stored file that holds one chunk in memory.
-struct Chunks {
+/// A reader of a stored file that holds one chunk in memory, on a thread without tasks.
+pub(super) struct Chunks {
     files: FileContents,
     runtime: Handle,
     file: FileId,
@@ -141,7 +141,8 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn at(files: FileContents, file: FileId, offset_bytes: u64) -> Self {
+    /// Reads from a position on.
+    pub fn at(files: FileContents, file: FileId, offset_bytes: u64) -> Self {
         let chunk_bytes = FILE_CHUNK_BYTES as u64;
         let number = u32::try_from(offset_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let skip = usize::try_from(offset_bytes % chunk_bytes).expect("less than a chunk");
@@ -154,7 +155,9 @@ impl BufRead for Chunks {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.position == self.chunk.len() && !self.is_last {
             let next = self.runtime.block_on(self.files.chunk(self.file, self.number));
-            self.chunk = next.map_err(io::Error::other)?.unwrap_or_default();
+            // A store that fails may answer later.
+            let failed = |error| io::Error::new(io::ErrorKind::ConnectionAborted, error);
+            self.chunk = next.map_err(failed)?.unwrap_or_default();
             self.number = self.number.saturating_add(1);
             self.is_last = self.chunk.len() < FILE_CHUNK_BYTES;
             self.position = std::mem::take(&mut self.skip).min(self.chunk.len());

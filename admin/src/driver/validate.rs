@@ -48,7 +48,7 @@ pub(super) async fn step(
     // The file may have been deleted or have expired meanwhile.
     if app.store.file(&claim.batch.tenant, claim.batch.input).await?.is_none() {
         let message = "the input file no longer exists";
-        check.add_error(None, "file_not_found", message, Some("input_file_id"));
+        check.add_error(None, "file_not_found", message, Some(claim.batch.input_field()));
     } else {
         let mut pages = lines::read(&app.files, &claim.batch, check.state.read);
         while let Some(page) = pages.recv().await {
@@ -80,7 +80,8 @@ pub(super) async fn step(
         }
     }
     if check.state.lines == 0 && check.state.errors.is_empty() && !is_open {
-        check.add_error(None, "empty_file", "the input file has no lines", Some("input_file_id"));
+        let field = claim.batch.input_field();
+        check.add_error(None, "empty_file", "the input file has no lines", Some(field));
     }
     if let Some((name, line)) = check.state.model.take() {
         claim.batch.queue = app.models.find(&name).await?;
@@ -200,6 +201,8 @@ pub(crate) fn hash(custom_id: &str) -> CustomIdHash {
 
 /// The validation of a step's lines.
 struct Validation {
+    /// The field that says where the lines are.
+    input_field: &'static str,
     endpoint: String,
     /// Whether lines may be for several endpoints.
     is_mixed: bool,
@@ -218,6 +221,7 @@ struct Validation {
 impl Validation {
     fn new(batch: &Batch, lines_max: u64, state: ValidationState) -> Self {
         Self {
+            input_field: batch.input_field(),
             endpoint: batch.endpoint.clone(),
             is_mixed: batch.is_mixed(),
             has_models: batch.has_models(),
@@ -249,7 +253,7 @@ impl Validation {
         self.state.lines += 1;
         if self.state.lines == self.lines_max + 1 {
             let message = format!("the input file has more than {} lines", self.lines_max);
-            self.add_error(Some(number), "too_many_tasks", &message, Some("input_file_id"));
+            self.add_error(Some(number), "too_many_tasks", &message, Some(self.input_field));
         }
         match line {
             Ok(request) => self.request(request),

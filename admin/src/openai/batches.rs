@@ -1,7 +1,9 @@
 //! `/v1/batches`: files that are answered line by line.
 
 mod after;
+mod asked;
 mod changes;
+mod data_urls;
 mod escalation;
 pub(crate) mod estimate;
 mod open;
@@ -15,14 +17,14 @@ use tritmill_client::answer;
 use tritmill_queue::{Charge, Timestamp, Usage, store::Page};
 use utoipa::ToSchema;
 
-use self::after::AfterView;
 pub(crate) use self::changes::{
     __path_cancel, __path_pause, __path_resume, __path_retry, cancel, change_of_tenant, change_own,
     pause, pause_of, resume, retry,
 };
 pub(crate) use self::escalation::EscalationView;
 pub(crate) use self::open::{__path_add_lines, __path_seal, add_lines, seal};
-pub(crate) use self::request::{NewBatch, parse_webhook};
+pub(crate) use self::request::NewBatch;
+use self::{after::AfterView, asked::Asked};
 use super::{
     idempotency,
     list::{List, ListQuery},
@@ -58,8 +60,12 @@ pub(crate) struct BatchView {
     /// The model of all lines.
     model: Option<String>,
     errors: Option<BatchErrors>,
-    /// Null before the lines of a batch after another one are made.
+    /// Null before the lines of a batch after another one are made, or those of an `input_url` are read.
     input_file_id: Option<String>,
+    /// Where its lines were read, without the query.
+    input_url: Option<String>,
+    #[schema(value_type = Option<Object>)]
+    input_options: Option<Value>,
     /// The earlier batch of a batch after another one.
     after: Option<AfterView>,
     completion_window: String,
@@ -69,6 +75,11 @@ pub(crate) struct BatchView {
     status: &'static str,
     output_file_id: Option<String>,
     error_file_id: Option<String>,
+    /// Where the answers are written, too, when the batch ends.
+    output_url: Option<String>,
+    output_format: Option<String>,
+    /// Why they could not be written there. The files have them in any case.
+    output_url_error: Option<String>,
     created_at: i64,
     in_progress_at: Option<i64>,
     /// The deadline. While the batch is paused it does not count: a resume moves it by the time of the pause.
@@ -178,12 +189,17 @@ impl From<Batch> for BatchView {
             model: batch.queue.map(|queue| queue.to_string()),
             errors: has_errors.then_some(BatchErrors { object: "list", data: batch.errors }),
             input_file_id,
+            input_url: batch.input_url.as_ref().map(|input| input.shown()),
+            input_options: batch.input_url.as_ref().map(|input| input.options.to_json()),
             after: batch.after.as_deref().map(AfterView::from),
             completion_window: batch.completion_window,
             escalation: batch.escalation.map(EscalationView::from),
             status: batch.state.as_str(),
             output_file_id: batch.output.map(|id| id.to_string()),
             error_file_id: batch.error_file.map(|id| id.to_string()),
+            output_url: batch.output_url.as_ref().map(|output| output.shown()),
+            output_format: batch.output_url.as_ref().and_then(|output| output.format.clone()),
+            output_url_error: batch.output_url.and_then(|output| output.error),
             created_at: batch.created_at.seconds(),
             in_progress_at: at(batch.at.in_progress),
             expires_at: batch.expires_at.seconds(),
@@ -234,7 +250,7 @@ pub(crate) async fn check_request(
     caller: &Caller,
     body: Map<String, Value>,
 ) -> Result<(), ApiError> {
-    let new = NewBatch::parse(body, app)?;
+    let new = NewBatch::parse(body, app, &caller.tenant)?;
     if new.after.is_some() {
         let message =
             "after is not possible in a schedule: each run would have the same earlier batch";
@@ -256,7 +272,12 @@ pub(crate) async fn create_batch(
     body: Map<String, Value>,
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
-    let new = NewBatch::parse(body, app)?;
+    let new = NewBatch::parse(body, app, &caller.tenant)?;
+    if let Some(key) = &idempotency_key
+        && let Some(known) = app.store.keyed_batch(&caller.tenant, key).await?
+    {
+        return same(known, &Asked::by(&new, None));
+    }
     let given = match &new.input {
         Some(id) => Some(input_file(app, caller, id).await?),
         None => None,
@@ -283,6 +304,7 @@ async fn submit(
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
     let (given, lines) = given.unzip();
+    let asked = Asked::by(&new, given.map(|file| file.id));
     let (tokens, refused) = match admit(app, caller, &new, given).await {
         Ok(tokens) => (tokens, None),
         Err(refused) => (None, Some(refused)),
@@ -314,6 +336,8 @@ async fn submit(
         expires_at: created_at.after(new.within),
         is_open: new.open,
         after: after.map(Box::new),
+        input_url: new.input_url.map(Box::new),
+        output_url: new.output_url.map(Box::new),
         began_with: given.filter(|_| new.open).map(|file| file.id),
         lines: lines.unwrap_or_default(),
         tokens,
@@ -335,20 +359,24 @@ async fn submit(
     if new.open && created != Creation::New {
         app.store.delete_file(&caller.tenant, input).await?;
     }
-    let known = match created {
-        Creation::New => None,
-        Creation::Known(known) => Some(*known),
-        Creation::Full => return Err(refused.unwrap_or_else(|| ApiError::too_many_batches(max))),
-        Creation::NoEarlier => return Err(after::deleted_meanwhile(&batch)),
-    };
-    if known.as_ref().is_some_and(|known| !is_same_request(known, &batch)) {
-        return Err(idempotency::conflict("batch"));
+    match created {
+        Creation::New => {
+            app.batch_changed.notify_one();
+            tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
+            Ok(batch)
+        }
+        Creation::Known(known) => same(*known, &asked),
+        Creation::Full => Err(refused.unwrap_or_else(|| ApiError::too_many_batches(max))),
+        Creation::NoEarlier => Err(after::deleted_meanwhile(&batch)),
     }
-    if known.is_none() {
-        app.batch_changed.notify_one();
-        tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
+}
+
+/// Returns the batch that has the key of a request, if it was created by the same request.
+fn same(known: Batch, asked: &Asked) -> Result<Batch, ApiError> {
+    match Asked::of(&known) == *asked {
+        true => Ok(known),
+        false => Err(idempotency::conflict("batch")),
     }
-    Ok(known.unwrap_or(batch))
 }
 
 /// Checks the budgets and the capacity for a new batch; returns its tokens, if they count already.
@@ -372,32 +400,6 @@ async fn input_file(app: &App, caller: &Caller, id: &str) -> Result<StoredFile, 
         return Err(ApiError::invalid_value("input_file_id", message));
     }
     Ok(file)
-}
-
-/// Whether both batches come from equal requests.
-fn is_same_request(known: &Batch, new: &Batch) -> bool {
-    let url = |batch: &Batch| {
-        let own = batch.webhook.as_ref().filter(|webhook| !webhook.is_of_tenant);
-        own.map(|webhook| webhook.url.clone())
-    };
-    let earlier = |batch: &Batch| {
-        batch.after.as_ref().map(|after| (after.batch, String::from(after.lines.clone())))
-    };
-    // The queue of the model may have changed since.
-    let escalation = |batch: &Batch| {
-        batch.escalation.as_ref().map(|asked| (asked.model.clone(), asked.after.clone()))
-    };
-    // An open batch is known by the file that it began with.
-    (known.began_with, known.at.sealed.is_some() || known.is_open) == (new.began_with, new.is_open)
-        && (new.is_open || new.after.is_some() || known.input == new.input)
-        && earlier(known) == earlier(new)
-        && known.endpoint == new.endpoint
-        && known.completion_window == new.completion_window
-        && known.priority == new.priority
-        && escalation(known) == escalation(new)
-        && url(known) == url(new)
-        && known.metadata == new.metadata
-        && known.output_expires_s == new.output_expires_s
 }
 
 /// Conditions on the batches of a list. All given conditions must hold.

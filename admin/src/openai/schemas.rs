@@ -363,8 +363,19 @@ pub(crate) struct Upload {
 /// A batch to create.
 #[derive(ToSchema)]
 pub(crate) struct BatchRequest {
-    /// Needed unless the batch is open, or comes after another one.
+    /// Needed unless the batch is open, comes after another one, or has an `input_url`.
     input_file_id: Option<String>,
+    /// Where the service reads the lines instead: `s3://`, `gs://`, `az://` or `https://`, below what the operator allows. JSON lines, CSV,
+    /// TSV or Parquet, plain or compressed by gzip or zstd; a folder of an object store ends with `/`.
+    #[schema(examples("s3://data/questions.parquet"))]
+    input_url: Option<String>,
+    input_options: Option<NewInputOptions>,
+    /// Where the service writes the answers and errors, too, in the order of the lines, when the batch ends: `s3://`, `gs://` or `az://`, below
+    /// what the operator allows; JSON lines, CSV, TSV or Parquet by its name.
+    #[schema(examples("s3://data/answers.parquet"))]
+    output_url: Option<String>,
+    /// `jsonl`, `csv`, `tsv` or `parquet`, if the name of `output_url` does not tell it.
+    output_format: Option<String>,
     after: Option<NewAfter>,
     /// An open batch takes lines while it runs, until it is sealed.
     open: Option<bool>,
@@ -383,6 +394,22 @@ pub(crate) struct BatchRequest {
     webhook: Option<NewWebhook>,
     /// Another model for lines that have not begun at some time.
     escalation: Option<EscalationView>,
+}
+
+/// How an `input_url` is read.
+#[derive(ToSchema)]
+pub(crate) struct NewInputOptions {
+    /// `jsonl`, `csv`, `tsv` or `parquet`, if the name does not tell it.
+    format: Option<String>,
+    /// Files of a folder to read, such as `train` or `test`.
+    split: Option<String>,
+    /// The column with the prompt, a text or a list of messages. By default `prompt`, `text` or `messages`, the first that is there.
+    prompt_column: Option<String>,
+    /// The column with the `custom_id`. By default it is `row-` and the number of the row.
+    id_column: Option<String>,
+    /// Fields of each request. Rows need `model`.
+    #[schema(value_type = Option<Object>)]
+    body: Option<Value>,
 }
 
 /// An earlier batch: when it has ended, a line is made of each of its lines.
@@ -415,6 +442,9 @@ pub(crate) struct NewWebhook {
     url: String,
     /// `whsec_` and the base64 of 24 to 64 bytes. By default one is generated and returned once.
     secret: Option<String>,
+    /// The events that it is told of; all by default. A batch's: `batch.completed`, `batch.failed`, `batch.expired`, `batch.cancelled`,
+    /// `batch.paused`, `batch.resumed`; a tenant's also `budget.soft_reached`, `budget.spent`.
+    events: Option<Vec<String>>,
 }
 
 /// A schedule to create.

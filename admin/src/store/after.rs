@@ -33,9 +33,10 @@ impl After {
 }
 
 impl Batch {
-    /// Whether it has a file of lines.
+    /// Whether it has a file of lines: they may yet have to be made, or read elsewhere.
     pub fn has_input(&self) -> bool {
         self.after.as_ref().is_none_or(|after| after.made_at.is_some())
+            && self.input_url.as_ref().is_none_or(|url| url.fetched_at.is_some())
     }
 
     /// Returns the batch that it waits for, or of which its lines are being made.

@@ -41,6 +41,7 @@ use super::{
     webhooks::Webhook,
     windows::WINDOW_MAX,
 };
+use crate::data_urls::{InputUrl, OutputUrl};
 
 /// Identifier of a batch; its last 32 bits are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -246,6 +247,12 @@ pub struct Batch {
     /// The earlier batch, of a batch after another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Box<After>>,
+    /// Where its lines are read, if not from a file of the API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_url: Option<Box<InputUrl>>,
+    /// Where its answers are written when it ends, beside its files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_url: Option<Box<OutputUrl>>,
     /// The file of which an open batch got a copy to begin with.
     #[serde(default)]
     pub began_with: Option<FileId>,
@@ -349,6 +356,8 @@ impl Batch {
             queues: BTreeMap::new(),
             is_open: false,
             after: None,
+            input_url: None,
+            output_url: None,
             began_with: None,
             lines: 0,
             refused: 0,
@@ -507,6 +516,9 @@ pub trait Batches: Send + Sync {
     /// Records a new, unclaimed batch, unless the tenant already has `open_max` unfinished batches.
     /// Calls at the same moment may exceed that number by their own.
     async fn create_batch(&self, batch: &Batch, open_max: u32) -> Result<Creation, StoreError>;
+
+    /// Returns the batch that a tenant created under an idempotency key.
+    async fn keyed_batch(&self, tenant: &Tenant, key: &str) -> Result<Option<Batch>, StoreError>;
 
     /// Returns a batch of a tenant.
     async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;

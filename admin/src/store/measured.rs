@@ -91,6 +91,7 @@ measured! {
     }
     Batches {
         fn create_batch(batch: &Batch, open_max: u32) -> Result<Creation, StoreError>;
+        fn keyed_batch(tenant: &Tenant, key: &str) -> Result<Option<Batch>, StoreError>;
         fn batch(tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
         fn batch_of_any_tenant(id: BatchId) -> Result<Option<Batch>, StoreError>;
         fn find_batches(filter: &BatchFilter, page: Page<BatchId>)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tritmill_queue::{Charge, JobState, QueueName, Timestamp, Usage, store::EndMark};
 
-use super::files::FileId;
+use super::{batches::BatchState, files::FileId};
 
 /// An error in a batch's file, or the error that ended the batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +36,9 @@ pub struct StepState {
     /// Unfinished lines of a batch after another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub making: Option<MakingState>,
+    /// Unfinished lines of a batch of which the lines are read elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetching: Option<FetchState>,
     /// An unfinished validation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<ValidationState>,
@@ -53,6 +56,9 @@ pub struct StepState {
     /// Unfinished output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assembly: Option<AssemblyState>,
+    /// Output that is complete, and yet to be written elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exporting: Option<ExportState>,
     /// Lines behind those that are submitted, of a batch of several queues of which some are full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Ahead>,
@@ -181,6 +187,24 @@ pub struct MakingState {
     pub file: Option<OutputPart>,
 }
 
+/// Lines that are being read from a source; the default is the state before the first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FetchState {
+    /// The file with what was read, if there is something.
+    pub file: Option<OutputPart>,
+    /// Line ends in it.
+    pub lines: u64,
+    /// Hash of its pages, in hexadecimal digits: it tells whether a source that is read again is the same.
+    pub hash: String,
+    /// How often the source had changed while it was read.
+    pub changes: u32,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Time of the first of these failures.
+    pub failing_since: Option<Timestamp>,
+}
+
 /// An unfinished validation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidationState {
@@ -238,6 +262,19 @@ impl Default for AssemblyState {
             overdue: false,
         }
     }
+}
+
+/// Output that is written elsewhere, beside the files of the batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportState {
+    /// The state that the batch enters afterwards.
+    pub ends_as: BatchState,
+    /// Failures in a row.
+    #[serde(default)]
+    pub failures: u32,
+    /// Time of the first of these failures.
+    #[serde(default)]
+    pub failing_since: Option<Timestamp>,
 }
 
 /// A file that is being written.

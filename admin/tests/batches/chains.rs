@@ -35,7 +35,7 @@ async fn create_after(service: &Service, earlier: BatchId, lines: LineTemplate) 
 }
 
 /// Returns the lines of a file.
-async fn content(store: &Arc<dyn TestStore>, file: FileId) -> Vec<Value> {
+pub(super) async fn content(store: &Arc<dyn TestStore>, file: FileId) -> Vec<Value> {
     let mut bytes = Vec::new();
     for number in 0.. {
         match store.chunk(file, number).await.unwrap() {
@@ -62,7 +62,7 @@ async fn of_text(store: &Arc<dyn TestStore>, owner: &Tenant, text: &str) -> Batc
 }
 
 /// Lines that are refused, and so end without a worker.
-fn refused_lines(count: usize) -> String {
+pub(super) fn refused_lines(count: usize) -> String {
     let line = |number| {
         let body = json!({ "model": "tiny", "prompt": "a", "temperature": 9 });
         let line = json!({

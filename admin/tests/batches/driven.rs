@@ -35,11 +35,16 @@ pub(super) struct Service {
 impl Service {
     /// Starts a driver with a queue of this many entries.
     pub(super) fn start(rig: Rig, entries: usize) -> Self {
+        Self::start_with(rig, entries, Settings::default())
+    }
+
+    /// The same with settings.
+    pub(super) fn start_with(rig: Rig, entries: usize, settings: Settings) -> Self {
         let dispatcher = Arc::new(MemoryDispatcher::new(entries));
         let events = Arc::new(MemoryEvents::default());
         let client = Client::embedded(rig.store.clone(), dispatcher.clone(), events);
         let models = Models::fixed(vec![RegisteredQueue { queue: queue(), at: Timestamp(0) }]);
-        let app = App::new(client, rig.store.clone(), models, Settings::default());
+        let app = App::new(client, rig.store.clone(), models, settings);
         let (stop, stopped) = watch::channel(false);
         let driver = tokio::spawn(Driver::new(app, "driver".into(), stopped).run());
         let (runs, answers) = (HashMap::new(), HashMap::new());

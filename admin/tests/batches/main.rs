@@ -16,6 +16,7 @@ mod schedules;
 mod steps;
 #[path = "../../../queue/tests/stores/mod.rs"]
 mod stores;
+mod urls;
 
 use std::{sync::Arc, time::Duration};
 
@@ -220,7 +221,10 @@ async fn idempotency_key_makes_one_batch_per_tenant() {
         let new = keyed(&acme);
         assert_eq!(store.create_batch(&new, MANY).await.unwrap(), Creation::New);
         let known = store.create_batch(&keyed(&acme), MANY).await.unwrap();
-        assert_eq!(known, Creation::Known(Box::new(new)));
+        assert_eq!(known, Creation::Known(Box::new(new.clone())));
+        assert_eq!(store.keyed_batch(&acme, "k").await.unwrap(), Some(new));
+        assert_eq!(store.keyed_batch(&acme, "other").await.unwrap(), None);
+        assert_eq!(store.keyed_batch(&other, "k").await.unwrap(), None);
         let known = store.create_batch(&keyed(&acme), 1).await.unwrap();
         assert!(matches!(known, Creation::Known(_)), "a known batch is returned at the limit, too");
         assert_eq!(store.create_batch(&keyed(&other), MANY).await.unwrap(), Creation::New);

@@ -116,6 +116,25 @@ pub struct AfterBatch<'a> {
     pub idempotency_key: &'a str,
 }
 
+/// Parameters of a new batch of which the server reads the lines where they lie.
+#[derive(Debug, Clone)]
+pub struct UrlBatch<'a> {
+    /// `s3://…`, `gs://…`, `az://…` or `https://…`, below what the server's operator allows.
+    pub url: &'a str,
+    /// `s3://…`, `gs://…` or `az://…`, to which the server writes the answers, too, when the batch ends.
+    pub output_url: Option<&'a str>,
+    /// How `url` is read: `format`, `split`, `prompt_column`, `id_column` and `body`, the fields of each request; null for lines of a batch.
+    pub options: &'a Value,
+    /// The endpoint of all lines, or `mixed`.
+    pub endpoint: &'a str,
+    /// Time limit of the batch, as `24h`.
+    pub window: &'a str,
+    /// `normal` or `low`.
+    pub priority: &'a str,
+    /// Two calls with the same key create one batch.
+    pub idempotency_key: &'a str,
+}
+
 /// Which lines of a batch run again.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Retry<'a> {
@@ -263,6 +282,20 @@ impl Api {
     pub async fn create_after(&self, batch: &AfterBatch<'_>) -> Result<RemoteBatch, RemoteError> {
         let body = json!({
             "after": { "batch_id": batch.earlier, "lines": batch.lines },
+            "endpoint": batch.endpoint,
+            "completion_window": batch.window,
+            "priority": batch.priority,
+        });
+        self.create_of(&body, batch.idempotency_key).await
+    }
+
+    /// Creates a batch of which the server reads the lines where they lie, or finds the one that was created with the same idempotency
+    /// key.
+    pub async fn create_from_url(&self, batch: &UrlBatch<'_>) -> Result<RemoteBatch, RemoteError> {
+        let body = json!({
+            "input_url": batch.url,
+            "input_options": batch.options,
+            "output_url": batch.output_url,
             "endpoint": batch.endpoint,
             "completion_window": batch.window,
             "priority": batch.priority,

@@ -78,6 +78,8 @@ pub(super) async fn create(
     let file = complete(app, written.clone(), (idempotency_key.as_deref(), &hash)).await?;
     let new = NewBatch {
         input: None,
+        input_url: None,
+        output_url: None,
         after: None,
         open: false,
         endpoint: Endpoint::Messages.as_str().to_owned(),

@@ -65,6 +65,11 @@ impl NewEscalation {
         Ok(Self { model, after })
     }
 
+    /// Returns the model, and the time after the creation of the batch.
+    pub fn parts(&self) -> (String, String) {
+        (self.model.clone(), self.after.clone())
+    }
+
     /// Finds the queue of the model.
     ///
     /// # Errors

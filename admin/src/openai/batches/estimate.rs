@@ -242,11 +242,15 @@ pub(crate) async fn estimate(
     Call { app, caller }: Call,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> JsonResult<EstimateView> {
-    let new = NewBatch::parse(body, &app)?;
+    let new = NewBatch::parse(body, &app, &caller.tenant)?;
     if new.after.is_some() {
         let message =
             "the lines of a batch after another one are not known before that one has ended";
         return Err(ApiError::invalid_value("after", message));
+    }
+    if new.input_url.is_some() {
+        let message = "the lines at input_url are not known before they are read: upload a part of them, and estimate that";
+        return Err(ApiError::invalid_value("input_url", message));
     }
     let input = new.input.as_deref().ok_or_else(|| ApiError::missing_field("input_file_id"))?;
     let file = input_file(&app, &caller, input).await?;

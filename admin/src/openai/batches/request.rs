@@ -3,21 +3,25 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tritmill_client::{
-    Endpoint, Fields,
-    http::{AddressPolicy, check_target},
-};
-use tritmill_queue::{Priority, Tier};
+use tritmill_client::{Endpoint, Fields, http::AddressPolicy};
+use tritmill_data::AllowedAddresses;
+use tritmill_queue::{Priority, Tenant, Tier};
 
-use super::escalation::NewEscalation;
+use super::{
+    data_urls::{take_input, take_output},
+    escalation::NewEscalation,
+};
 use crate::{
     ApiError, App,
+    data_urls::{InputUrl, OutputUrl},
     line_template::LineTemplate,
-    notices::signature,
-    openai::files::{EXPIRES_S, invalid_expiry},
+    openai::{
+        files::{EXPIRES_S, invalid_expiry},
+        webhook::{WebhookOf, parse_webhook},
+    },
     store::{
         batches::{BACKGROUND, MIXED, parse_window, tier_of},
-        webhooks::{Webhook, WebhookSecret},
+        webhooks::Webhook,
     },
 };
 
@@ -25,13 +29,15 @@ use crate::{
 const PAIRS_MAX: usize = 16;
 const KEY_MAX: usize = 64;
 const VALUE_MAX: usize = 512;
-/// Most bytes of a webhook's URL.
-const URL_BYTES_MAX: usize = 2048;
 
 /// A validated request to create a batch.
 pub(crate) struct NewBatch {
-    /// Input file, which may not exist. An open batch needs none, and one after another has none.
+    /// Input file, which may not exist. An open batch needs none, and one after another or of a source has none.
     pub input: Option<String>,
+    /// The source of its lines.
+    pub input_url: Option<InputUrl>,
+    /// Where its answers go.
+    pub output_url: Option<OutputUrl>,
     /// The id of an earlier batch, and the template of the lines.
     pub after: Option<(String, LineTemplate)>,
     /// Whether lines are added later.
@@ -47,32 +53,50 @@ pub(crate) struct NewBatch {
     pub escalation: Option<NewEscalation>,
 }
 
+/// What a service allows to a tenant.
+struct Allowed<'a> {
+    webhooks: AddressPolicy,
+    /// Completion windows; empty: any.
+    windows: &'a [String],
+    /// Addresses to read and write.
+    urls: &'a AllowedAddresses,
+    tenant: &'a Tenant,
+}
+
 impl NewBatch {
-    /// Parses a body for a service, of which the settings say which windows and webhooks there may be.
+    /// Parses a body of a tenant for a service, of which the settings say what there may be.
     ///
     /// # Errors
     /// Names the first invalid field.
-    pub fn parse(map: Map<String, Value>, app: &App) -> Result<Self, ApiError> {
-        Self::parse_with(map, app.limits.webhook_addresses, &app.windows)
+    pub fn parse(map: Map<String, Value>, app: &App, tenant: &Tenant) -> Result<Self, ApiError> {
+        let (webhooks, windows, urls) = (app.limits.webhook_addresses, &app.windows, &app.urls);
+        Self::parse_with(map, &Allowed { webhooks, windows, urls, tenant })
     }
 
-    fn parse_with(
-        map: Map<String, Value>,
-        allowed: AddressPolicy,
-        windows: &[String],
-    ) -> Result<Self, ApiError> {
+    fn parse_with(map: Map<String, Value>, allowed: &Allowed<'_>) -> Result<Self, ApiError> {
+        let Allowed { windows, .. } = *allowed;
         let mut fields = Fields::new(map, "");
         let open = fields.boolean("open")?.unwrap_or(false);
         let input = fields.text("input_file_id")?;
         let after = fields.take("after");
-        for (name, is_given) in [("input_file_id", input.is_some()), ("open", open)] {
-            if after.is_some() && is_given {
-                let message = format!("{name} is not possible with after, which makes all lines");
-                return Err(ApiError::invalid_value(name, message));
+        let has_url = fields.has("input_url");
+        let given = [
+            ("after", after.is_some()),
+            ("input_url", has_url),
+            ("input_file_id", input.is_some()),
+        ];
+        let mut given = given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name);
+        match (given.next(), given.next()) {
+            (None, _) if !open => return Err(ApiError::missing_field("input_file_id")),
+            (Some(all @ ("after" | "input_url")), None) if open => {
+                let message = format!("open is not possible with {all}, which gives all lines");
+                return Err(ApiError::invalid_value("open", message));
             }
-        }
-        if input.is_none() && after.is_none() && !open {
-            return Err(ApiError::missing_field("input_file_id"));
+            (Some(all), Some(other)) => {
+                let message = format!("{other} is not possible with {all}, which gives all lines");
+                return Err(ApiError::invalid_value(other, message));
+            }
+            _ => {}
         }
         let mut required =
             |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
@@ -82,6 +106,8 @@ impl NewBatch {
             return Err(ApiError::invalid_value("endpoint", message));
         }
         let after = after.map(|after| parse_after(after, &endpoint)).transpose()?;
+        let input_url = take_input(&mut fields, &endpoint, (allowed.urls, allowed.tenant))?;
+        let output_url = take_output(&mut fields, (allowed.urls, allowed.tenant))?;
         let within = parse_window(&window).ok_or_else(|| {
             let message = "completion_window must be 'background', or a number and one of s, m, h, d, at most 365d";
             ApiError::invalid_value("completion_window", message)
@@ -108,7 +134,7 @@ impl NewBatch {
         let output_expires_s = fields.take("output_expires_after").map(expiry).transpose()?;
         let webhook = fields
             .take("webhook")
-            .map(|value| parse_webhook(value, allowed, "webhook."))
+            .map(|value| parse_webhook(value, allowed.webhooks, WebhookOf::Batch))
             .transpose()?;
         let escalation = fields
             .take("escalation")
@@ -117,6 +143,8 @@ impl NewBatch {
         fields.finish()?;
         Ok(Self {
             input,
+            input_url,
+            output_url,
             after,
             open,
             endpoint,
@@ -185,33 +213,6 @@ fn expiry(value: Value) -> Result<u64, ApiError> {
     seconds.filter(|seconds| is_known && EXPIRES_S.contains(seconds)).ok_or_else(invalid)
 }
 
-/// Validates a webhook; generates a secret if none is given. The names of its fields begin with `prefix` in errors.
-pub(crate) fn parse_webhook(
-    value: Value,
-    allowed: AddressPolicy,
-    prefix: &str,
-) -> Result<Webhook, ApiError> {
-    let invalid =
-        |param: &str, problem: &str| ApiError::invalid_value(param, format!("{param} {problem}"));
-    let Value::Object(map) = value else {
-        return Err(invalid("webhook", "must be an object"));
-    };
-    let mut fields = Fields::new(map, prefix);
-    let (url_field, secret_field) = (format!("{prefix}url"), format!("{prefix}secret"));
-    let url = fields.text("url")?.ok_or_else(|| ApiError::missing_field(&url_field))?;
-    if url.len() > URL_BYTES_MAX {
-        return Err(invalid(&url_field, &format!("is longer than {URL_BYTES_MAX} bytes")));
-    }
-    check_target(&url, allowed)
-        .map_err(|error| invalid(&url_field, &format!("cannot be called: {error}")))?;
-    let secret = fields.text("secret")?.map_or_else(signature::generate, WebhookSecret);
-    if signature::key(&secret).is_none() {
-        return Err(invalid(&secret_field, "must be whsec_ and the base64 of 24 to 64 bytes"));
-    }
-    fields.finish()?;
-    Ok(Webhook::new(url, secret))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -231,12 +232,22 @@ mod tests {
             };
             map.extend(change);
             let windows = ["1h", "24h", "background"].map(str::to_owned);
-            let error = NewBatch::parse_with(map, AddressPolicy::PublicOnly, &windows).err()?;
+            let prefix = "s3://data/{tenant}/".parse().expect("a prefix");
+            let allowed = Allowed {
+                webhooks: AddressPolicy::PublicOnly,
+                windows: &windows,
+                urls: &AllowedAddresses::new(vec![prefix]),
+                tenant: &Tenant("acme".to_owned()),
+            };
+            let error = NewBatch::parse_with(map, &allowed).err()?;
             Some(error.param().expect("a field").to_owned())
         };
         assert_eq!(invalid(json!({ "metadata": { "a": "b" }, "priority": "low" })), None);
         let hook = |url: &str| json!({ "webhook": { "url": url } });
         assert_eq!(invalid(hook("https://hooks.example/x")), None);
+        let events = |events: Value| json!({ "webhook": { "url": "https://hooks.example/x", "events": events } });
+        assert_eq!(invalid(json!({ "output_url": "s3://data/acme/a.csv.gz" })), None);
+        assert_eq!(invalid(events(json!(["batch.failed", "batch.failed"]))), None);
         assert_eq!(invalid(json!({ "endpoint": "mixed" })), None);
         let escalation = json!({ "escalation": { "model": "small", "after": "20h" } });
         assert_eq!(invalid(escalation), None);
@@ -247,6 +258,11 @@ mod tests {
         let after = |after: Value| json!({ "input_file_id": null, "after": after });
         let behind = json!({ "batch_id": "batch_0", "lines": lines });
         assert_eq!(invalid(after(behind.clone())), None);
+        let from = |url: &str, options: Value| json!({ "input_file_id": null, "input_url": url, "input_options": options });
+        let of_table = |options: Value| from("s3://data/acme/a.csv", options);
+        let body = json!({ "model": "m", "max_tokens": 5 });
+        assert_eq!(invalid(from("s3://data/acme/a.jsonl.gz", Value::Null)), None);
+        assert_eq!(invalid(of_table(json!({ "body": body, "prompt_column": "q" }))), None);
         let wrong =
             json!({ "batch_id": "batch_0", "lines": { "url": "/v1/messages", "body": {} } });
         let many: Map<String, Value> = (0..17).map(|n| (n.to_string(), json!("x"))).collect();
@@ -255,6 +271,19 @@ mod tests {
             (json!({ "input_file_id": null }), "input_file_id"),
             (json!({ "open": "yes" }), "open"),
             (json!({ "after": behind }), "input_file_id"),
+            (json!({ "input_url": "s3://data/acme/a" }), "input_file_id"),
+            (json!({ "input_file_id": null, "after": behind, "input_url": "x" }), "input_url"),
+            (json!({ "input_file_id": null, "input_url": "x", "open": true }), "open"),
+            (json!({ "input_options": {} }), "input_url"),
+            (from("s3://data/other/a.jsonl", Value::Null), "input_url"),
+            (from("s3://data/acme/../other/a.jsonl", Value::Null), "input_url"),
+            (from("a.jsonl", Value::Null), "input_url"),
+            (from("ftp://h/a.jsonl", Value::Null), "input_url"),
+            (of_table(Value::Null), "input_options.body.model"),
+            (of_table(json!({ "format": "xml" })), "input_options.format"),
+            (of_table(json!({ "id_column": "" })), "input_options.id_column"),
+            (of_table(json!({ "columns": "q" })), "input_options.columns"),
+            (of_table(json!({ "body": "m" })), "input_options.body"),
             (json!({ "input_file_id": null, "open": true, "after": behind }), "open"),
             (after(json!("batch_0")), "after"),
             (after(json!({ "lines": lines })), "after.batch_id"),
@@ -291,6 +320,16 @@ mod tests {
                 json!({ "webhook": { "url": "https://hooks.example/", "secret": "hunter2" } }),
                 "webhook.secret",
             ),
+            (json!({ "output_url": "s3://data/other/a.csv" }), "output_url"),
+            (json!({ "output_url": "s3://data/acme/" }), "output_url"),
+            (json!({ "output_url": "s3://data/acme/a.parquet.gz" }), "output_url"),
+            (json!({ "output_url": "https://data/acme/a.csv" }), "output_url"),
+            (json!({ "output_url": "s3://data/acme/a", "output_format": "x" }), "output_format"),
+            (json!({ "output_format": "csv" }), "output_url"),
+            (events(json!("batch.completed")), "webhook.events"),
+            (events(json!([])), "webhook.events"),
+            (events(json!(["batch.completed", "batch.ended"])), "webhook.events[1]"),
+            (events(json!(["budget.spent"])), "webhook.events[0]"),
             (json!({ "color": "red" }), "color"),
         ] {
             assert_eq!(invalid(wrong.clone()).as_deref(), Some(param), "{wrong}");

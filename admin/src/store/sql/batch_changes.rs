@@ -78,7 +78,7 @@ async fn try_change(
     }
     write(tx, &changed).await?;
     if let Some(event) = Event::of_change(&before, &changed, now) {
-        notices::add(store, tx, &event, &changed.receivers()).await?;
+        notices::add(store, tx, &event, &changed.receivers(event.kind)).await?;
     }
     Ok(Attempt::Changed(Box::new(changed)))
 }

@@ -73,7 +73,7 @@ async fn save_within(
         query(WAKE).bind(Uuid::from(batch.id)).execute(&mut *tx).await?;
     }
     if let Some(event) = Event::of_end(batch) {
-        notices::add(store, tx, &event, &batch.receivers()).await?;
+        notices::add(store, tx, &event, &batch.receivers(event.kind)).await?;
     }
     Ok(true)
 }

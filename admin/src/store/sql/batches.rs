@@ -166,15 +166,21 @@ impl Batches for SqlStore {
         if inserted == Some(1) {
             return Ok(Creation::New);
         }
-        let known = query(concat!(
+        let known = match &new.idempotency_key {
+            Some(key) => self.keyed_batch(&new.tenant, key).await?,
+            None => None,
+        };
+        let none = if inserted.is_some() { Creation::Full } else { Creation::NoEarlier };
+        Ok(known.map_or(none, |known| Creation::Known(Box::new(known))))
+    }
+
+    async fn keyed_batch(&self, tenant: &Tenant, key: &str) -> Result<Option<Batch>, StoreError> {
+        let found = concat!(
             "SELECT ",
             columns!(),
             " FROM batches WHERE tenant = $1 AND idempotency_key = $2"
-        ));
-        let known = known.bind(&new.tenant.0).bind(&new.idempotency_key);
-        let known = self.fetch_optional(known).await?.as_ref().map(whole).transpose()?;
-        let none = if inserted.is_some() { Creation::Full } else { Creation::NoEarlier };
-        Ok(known.map_or(none, |known| Creation::Known(Box::new(known))))
+        );
+        Ok(read(self, query(found).bind(&tenant.0).bind(key)).await?.pop())
     }
 
     async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError> {
