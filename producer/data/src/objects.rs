@@ -352,7 +352,11 @@ fn sorted(address: &Address, error: object_store::Error) -> DataError {
         Address::Object { cloud, .. } => cloud.variables(),
         _ => "this user",
     };
+    let no_bucket = ["NoSuchBucket", "bucket does not exist", "ContainerNotFound"];
     match error {
+        error if no_bucket.iter().any(|said| error.to_string().contains(said)) => {
+            DataError::NoBucket { address: named, cause: brief(&error) }
+        }
         object_store::Error::NotFound { .. } => DataError::NotFound { address: named },
         object_store::Error::PermissionDenied { source, .. }
         | object_store::Error::Unauthenticated { source, .. } => {
@@ -361,10 +365,6 @@ fn sorted(address: &Address, error: object_store::Error) -> DataError {
         // A list that is refused comes without a kind.
         error if ["code: 401", "code: 403"].iter().any(|code| error.to_string().contains(code)) => {
             DataError::Denied { address: named, variables, cause: brief(&error) }
-        }
-        // The same, of lists and of uploads.
-        error if error.to_string().contains("code: 404") => {
-            DataError::NoBucket { address: named, cause: brief(&error) }
         }
         error => DataError::Objects { address: named, cause: brief(&error) },
     }
