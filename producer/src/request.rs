@@ -335,3 +335,22 @@ fn envelope(
         Some(name) => refuse(&shorten(name), "unknown_field", "is not a field of a batch line"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_that_a_line_was_made_of_does_not_change_its_request() {
+        let parsed = |fields: &str| {
+            let body = r#""url": "/v1/completions", "body": {"prompt": "hi"}"#;
+            let line = format!(r#"{{"custom_id": "a", "method": "POST", {body}{fields}}}"#);
+            let content = Ok(line.into_bytes());
+            parse_request(&RawLine { number: 1, offset: 0, content })
+        };
+        let alone = parsed("").expect("a request");
+        assert_eq!(parsed(r#", "row": {"city": "Rome"}"#), Ok(alone));
+        let refused = parsed(r#", "rows": {}"#).expect_err("no field of a line");
+        assert_eq!(refused.refusal.param.as_deref(), Some("rows"));
+    }
+}
