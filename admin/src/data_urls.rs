@@ -143,11 +143,11 @@ fn parse_address(url: &str, field: &str) -> Result<Address, FieldError> {
 
 /// Checks that a tenant may use an address.
 fn check_allowed(
-    address: &Address,
+    url: &str,
     field: &str,
     (allowed, tenant): (&AllowedAddresses, &Tenant),
 ) -> Result<(), FieldError> {
-    allowed.check(address, &tenant.0).map_err(|error| {
+    allowed.check(&parse_address(url, field)?, &tenant.0).map_err(|error| {
         let code = match error {
             DataError::NotAllowed { .. } => "address_not_allowed",
             _ => "invalid_value",
@@ -232,7 +232,7 @@ impl InputUrl {
         allowed: &AllowedAddresses,
         tenant: &Tenant,
     ) -> Result<(), FieldError> {
-        check_allowed(&parse_address(&self.url, INPUT)?, INPUT, (allowed, tenant))
+        check_allowed(&self.url, INPUT, (allowed, tenant))
     }
 
     /// Returns what is read for a batch with an endpoint.
@@ -290,7 +290,7 @@ impl OutputUrl {
         allowed: &AllowedAddresses,
         tenant: &Tenant,
     ) -> Result<(), FieldError> {
-        check_allowed(&parse_address(&self.url, OUTPUT)?, OUTPUT, (allowed, tenant))
+        check_allowed(&self.url, OUTPUT, (allowed, tenant))
     }
 
     /// Returns what is written.

@@ -336,8 +336,7 @@ impl From<TemplateError> for ApiError {
 
 impl From<FieldError> for ApiError {
     fn from(error: FieldError) -> Self {
-        let message = format!("{} {}", error.path, error.problem);
-        Self::invalid(error.code, message).at(error.path)
+        Self::invalid(error.code, error.message()).at(error.path)
     }
 }
 

@@ -20,6 +20,11 @@ impl FieldError {
         Self { path: path.into(), problem: problem.into(), code }
     }
 
+    /// Returns the field and its problem as a sentence.
+    pub fn message(&self) -> String {
+        format!("{} {}", self.path, self.problem)
+    }
+
     /// Creates an error of a field with another type than `expected`.
     pub fn wrong_type(path: impl Into<String>, expected: &str, found: &Value) -> Self {
         Self::new(path, "invalid_type", format!("must be {expected}, got {}", brief(found)))

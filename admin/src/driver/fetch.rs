@@ -23,7 +23,7 @@ use super::{
     Budget, Interrupted, Next,
     appended::{Appended, NewFile},
     fail,
-    retries::{RETRY_FOR, WAIT, pause_after},
+    retries::WAIT,
     save,
 };
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
         Batch,
         batch_steps::{BatchClaim, BatchWrites},
         files::FilePurpose,
-        step_state::{BatchError, FetchState},
+        step_state::{BatchError, FetchState, Tries},
     },
     tenant_limits::{self, FileRoom},
 };
@@ -69,7 +69,7 @@ pub(super) async fn step(
     let Work { reader, mut state, appended, .. } = work;
     let has_more = state.file.map_or(0, |part| part.size_bytes) > size;
     if has_more {
-        (state.failures, state.failing_since) = (0, None);
+        state.tries = Tries::default();
     }
     let mut placed = Vec::new();
     appended.place(&app.files, state.file, &mut placed).await?;
@@ -224,12 +224,9 @@ async fn try_again(
     writes: BatchWrites<'_>,
 ) -> Result<Next, Interrupted> {
     let now = app.store.now().await?;
-    let since = *state.failing_since.get_or_insert(now);
-    if now.since(since) >= RETRY_FOR {
+    let Some(pause) = state.tries.again(now) else {
         return refuse(app, claim, of_source(error, state.lines)).await;
-    }
-    let pause = pause_after(state.failures);
-    state.failures = state.failures.saturating_add(1);
+    };
     tracing::info!(batch = %claim.batch.id, %error, "a source of a batch failed, trying again");
     claim.batch.steps.fetching = Some(state);
     save(app, claim, writes).await?;
@@ -270,7 +267,7 @@ fn too_large(why: &str) -> BatchError {
 }
 
 fn of_field(refused: &FieldError) -> BatchError {
-    error(refused.code, None, format!("{} {}", refused.path, refused.problem))
+    error(refused.code, None, refused.message())
 }
 
 /// Returns why a source cannot be read on after so many lines.

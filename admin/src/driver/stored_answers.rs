@@ -58,18 +58,18 @@ impl Output {
 
 /// Returns the name of an input line, and what its row carried.
 fn named(line: &RawLine) -> (Option<String>, Map<String, Value>) {
-    #[derive(Deserialize)]
-    struct Named {
-        custom_id: Option<String>,
-    }
-    #[derive(Deserialize)]
-    struct Carried {
-        row: Map<String, Value>,
+    // Of a refused line either may be anything.
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Parts {
+        custom_id: Value,
+        row: Value,
     }
     let Ok(bytes) = &line.content else { return (None, Map::new()) };
-    let named: Option<Named> = serde_json::from_slice(bytes).ok();
-    let carried: Option<Carried> = serde_json::from_slice(bytes).ok();
-    (named.and_then(|line| line.custom_id), carried.map(|line| line.row).unwrap_or_default())
+    let Parts { custom_id, row } = serde_json::from_slice(bytes).unwrap_or_default();
+    let name = custom_id.as_str().map(str::to_owned);
+    let carried = if let Value::Object(row) = row { row } else { Map::new() };
+    (name, carried)
 }
 
 impl Answers for StoredAnswers {

@@ -199,10 +199,8 @@ pub struct FetchState {
     pub hash: String,
     /// How often the source had changed while it was read.
     pub changes: u32,
-    /// Failures in a row.
-    pub failures: u32,
-    /// Time of the first of these failures.
-    pub failing_since: Option<Timestamp>,
+    /// Its failures.
+    pub tries: Tries,
 }
 
 /// An unfinished validation.
@@ -269,11 +267,18 @@ impl Default for AssemblyState {
 pub struct ExportState {
     /// The state that the batch enters afterwards.
     pub ends_as: BatchState,
-    /// Failures in a row.
+    /// Its failures.
     #[serde(default)]
+    pub tries: Tries,
+}
+
+/// Failures in a row of what a batch reads or writes elsewhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tries {
+    /// Their number.
     pub failures: u32,
-    /// Time of the first of these failures.
-    #[serde(default)]
+    /// Time of the first one.
     pub failing_since: Option<Timestamp>,
 }
 

@@ -205,7 +205,7 @@ async fn source_that_fails_for_a_while_is_tried_again() {
         let cut = create_from(&service, &web.url("/sets/cut.jsonl"), json!({})).await;
         let failures = async |service: &Service, id| {
             let fetching = service.get(id).await.steps.fetching;
-            fetching.map_or(0, |state| state.failures)
+            fetching.map_or(0, |state| state.tries.failures)
         };
         while failures(&service, id).await < 3 || failures(&service, cut).await < 3 {
             service.turn(0, &[]).await;

@@ -17,11 +17,7 @@ use tokio::{
 };
 use tritmill_data::{DataError, Sink};
 
-use super::super::{
-    Budget, Interrupted, Next,
-    retries::{RETRY_FOR, WAIT, pause_after},
-    save,
-};
+use super::super::{Budget, Interrupted, Next, retries::WAIT, save};
 use crate::{
     App,
     data_urls::said,
@@ -29,7 +25,7 @@ use crate::{
     store::{
         Batch, BatchState, FileId,
         batch_steps::{BatchClaim, BatchWrites},
-        step_state::{ExportState, StepState},
+        step_state::{ExportState, StepState, Tries},
     },
 };
 
@@ -81,7 +77,7 @@ pub(super) fn begin(batch: &mut Batch, ends_as: BatchState) -> Option<ExportStat
     let has_files = batch.output.is_some() || batch.error_file.is_some();
     let output = batch.output_url.as_mut().filter(|_| has_files)?;
     output.error = None;
-    Some(ExportState { ends_as, failures: 0, failing_since: None })
+    Some(ExportState { ends_as, tries: Tries::default() })
 }
 
 /// Looks at the task, which it begins if nothing runs.
@@ -96,9 +92,7 @@ pub(super) async fn step(
     let sink = output.check_allowed(&app.urls, &claim.batch.tenant).and_then(|()| output.sink());
     let sink = match sink {
         Ok(sink) => sink,
-        Err(error) => {
-            return end(app, claim, Some(format!("{} {}", error.path, error.problem))).await;
-        }
+        Err(error) => return end(app, claim, Some(error.message())).await,
     };
     let (id, of) = (claim.batch.id, files(&claim.batch));
     let left = app.exports.take(id).filter(|export| export.of == of);
@@ -124,20 +118,13 @@ pub(super) async fn step(
     };
     let message = format!("output_url cannot be written: {}", said(&error));
     let now = app.store.now().await?;
-    match claim.batch.steps.exporting.as_mut() {
-        Some(state) if error.is_transient() => {
-            let since = *state.failing_since.get_or_insert(now);
-            if now.since(since) >= RETRY_FOR {
-                return end(app, claim, Some(message)).await;
-            }
-            let pause = pause_after(state.failures);
-            state.failures = state.failures.saturating_add(1);
-            tracing::info!(batch = %id, %error, "an output_url of a batch failed, trying again");
-            save(app, claim, BatchWrites::default()).await?;
-            Ok(Next::After(pause))
-        }
-        _ => end(app, claim, Some(message)).await,
-    }
+    let state = claim.batch.steps.exporting.as_mut().filter(|_| error.is_transient());
+    let Some(pause) = state.and_then(|state| state.tries.again(now)) else {
+        return end(app, claim, Some(message)).await;
+    };
+    tracing::info!(batch = %id, %error, "an output_url of a batch failed, trying again");
+    save(app, claim, BatchWrites::default()).await?;
+    Ok(Next::After(pause))
 }
 
 /// Ends a batch with its files; `error` says why its output is not at its `output_url`.
