@@ -38,7 +38,7 @@ Examples:
 Exit code 1 if a line has no answer, or if fewer answers are correct than expected of the model.";
 
 /// Minimum share of correct answers; a lower one means a faulty program or machine. The model
-/// gives 99.5 % of the dates alone and 99.2 % in JSON (models/demo/README.md).
+/// gives 99.5 % of the dates alone and 99.2 % in JSON (src/demo_model/README.md).
 const ACCURACY_MIN: f64 = 0.99;
 /// Number of answers to print.
 const SAMPLES: usize = 10;

@@ -1,4 +1,4 @@
-//! The built-in model `demo`, from `models/demo`.
+//! The built-in model `demo`, from `demo_model/`.
 
 use tritmill_engine::files::{EmbeddedFolder, Model, ModelError};
 
@@ -6,14 +6,14 @@ use tritmill_engine::files::{EmbeddedFolder, Model, ModelError};
 pub const NAME: &str = "demo";
 
 /// Lines that are not in the training data, as JSON lines of `text` and `date`.
-pub const HELD_OUT_LINES: &str = include_str!("../models/demo/eval.jsonl");
+pub const HELD_OUT_LINES: &str = include_str!("demo_model/eval.jsonl");
 
 const FOLDER: EmbeddedFolder = EmbeddedFolder {
-    config: include_bytes!("../models/demo/model/config.json"),
-    tokenizer: include_bytes!("../models/demo/model/tokenizer.json"),
-    tokenizer_config: Some(include_bytes!("../models/demo/model/tokenizer_config.json")),
-    generation_config: Some(include_bytes!("../models/demo/model/generation_config.json")),
-    weights: include_bytes!("../models/demo/model/model.safetensors"),
+    config: include_bytes!("demo_model/model/config.json"),
+    tokenizer: include_bytes!("demo_model/model/tokenizer.json"),
+    tokenizer_config: Some(include_bytes!("demo_model/model/tokenizer_config.json")),
+    generation_config: Some(include_bytes!("demo_model/model/generation_config.json")),
+    weights: include_bytes!("demo_model/model/model.safetensors"),
 };
 
 /// Opens the built-in model.

@@ -221,7 +221,7 @@ fn vocabulary_of_bytes_is_the_same_tokenizer_with_any_pre_tokenizer() {
 #[test]
 fn demo_model_keeps_its_fingerprint_in_every_container() {
     let dir = TempDir::new().unwrap();
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/model");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/demo_model/model");
     let demo = Model::open(&demo).unwrap();
     for (target, name) in
         [(Target::GgufI2S, "a.gguf"), (Target::GgufTq2_0, "b.gguf"), (Target::Folder, "folder")]
