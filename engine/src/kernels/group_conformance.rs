@@ -136,10 +136,24 @@ fn all_widths_around_groups() {
 }
 
 #[test]
+fn rows_and_widths_around_expanded_groups() {
+    for digits in Digits::ALL {
+        for rows in [4, 9, 48, 49, 64] {
+            for groups in [1, 2, 3, 4, 7] {
+                Case::random((65, groups * 128, 128), rows, digits).check();
+                Case::random((49, groups * 64, 64), rows, digits).check();
+            }
+        }
+        // Activations of more than a megabyte.
+        Case::random((33, 16_384, 128), 67, digits).check();
+    }
+}
+
+#[test]
 fn sums_are_exact_at_the_extremes() {
     for digits in Digits::ALL {
         for (trit, q) in [(1, 127), (-1, 127), (1, -128), (-1, -128)] {
-            for rows in [1, 2, 9] {
+            for rows in [1, 2, 9, 13, 50] {
                 let mut case = Case::random((17, 384, 128), rows, digits);
                 case.matrix.trits.fill(trit);
                 case.q.fill(q);

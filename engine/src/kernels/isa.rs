@@ -53,6 +53,7 @@ impl Isa {
             Self::Amx => {
                 Self::Avx512.is_available()
                     && is_x86_feature_detected!("avx512vnni")
+                    && is_x86_feature_detected!("gfni")
                     && registers::is_available()
             }
             #[cfg(not(target_arch = "x86_64"))]

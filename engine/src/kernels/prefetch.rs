@@ -32,8 +32,9 @@ impl Ahead {
     }
 }
 
+/// Returns whether the processor is AMD's.
 #[cfg(target_arch = "x86_64")]
-fn is_amd() -> bool {
+pub fn is_amd() -> bool {
     let vendor = __cpuid(0);
     let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
     name.as_flattened() == b"AuthenticAMD"

@@ -6,9 +6,11 @@ use std::sync::LazyLock;
 use half::f16;
 
 use super::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use super::prefetch::is_amd;
 use crate::formats::Format;
 
-/// Implementations of the ternary product. An [`Isa`] has one or, for AVX-512, two.
+/// Implementations of the ternary product. An [`Isa`] has one or, for AVX-512, three.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Path {
     /// The reference.
@@ -25,7 +27,10 @@ pub(super) enum Path {
     /// AVX-512 with VNNI as well.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
-    /// AVX-512 with VNNI, and AMX-INT8.
+    /// AVX-512 with VNNI and GFNI, with loops for processors that multiply and compute bits in the same two ports: Intel's.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Gfni,
+    /// AVX-512 with VNNI and GFNI, and AMX-INT8.
     #[cfg(target_arch = "x86_64")]
     Amx,
 }
@@ -38,7 +43,8 @@ impl Path {
             static AVX2: LazyLock<bool> = LazyLock::new(|| Isa::Avx2.is_available());
             static AMX: LazyLock<bool> = LazyLock::new(|| Isa::Amx.is_available());
             static AVX512: LazyLock<Option<Path>> = LazyLock::new(|| {
-                let paths = [Path::Avx512Vnni, Path::Avx512];
+                let gfni = (!is_amd()).then_some(Path::Avx512Gfni);
+                let paths = gfni.into_iter().chain([Path::Avx512Vnni, Path::Avx512]);
                 paths.into_iter().find(|path| path.is_available())
             });
             match isa {
@@ -76,6 +82,8 @@ impl Path {
             Self::Avx512Vnni => {
                 Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Gfni => Self::Avx512Vnni.is_available() && is_x86_feature_detected!("gfni"),
             #[cfg(target_arch = "x86_64")]
             Self::Amx => Isa::Amx.is_available(),
         }

@@ -10,9 +10,11 @@ const TASK_BYTES: usize = 40 << 10;
 /// Most tiles per task: the number that the kernels for many rows take together.
 const TASK_TILES: usize = 4;
 /// Most rows for which reading the weights dominates.
-const FEW_ROWS: usize = 7;
-/// Most rows for which vector kernels take two tiles together; with more rows they take four.
-const PAIR_ROWS: usize = 64;
+const FEW_ROWS: usize = 3;
+/// The same, with AMX.
+const AMX_FEW_ROWS: usize = 7;
+/// Most rows for which the kernels of AMX expand the codes of two tiles together.
+const AMX_PAIR_ROWS: usize = 64;
 /// Most tiles per task with AMX: a task reads all activations, which may come from the third cache.
 const AMX_TASK_TILES: usize = 16;
 
@@ -22,10 +24,11 @@ pub(super) type TileTask = (usize, Range<usize>);
 /// Returns the most tiles of a task, by the number of rows and the bytes of a tile.
 pub(super) fn tiles_per_task(isa: Isa, rows: usize, tile_bytes: usize) -> usize {
     match (rows, isa) {
-        (..=FEW_ROWS, _) => (TASK_BYTES / tile_bytes).clamp(1, TASK_TILES),
-        (..=PAIR_ROWS, Isa::Amx) => AMX_TASK_TILES / 2,
+        (..=AMX_FEW_ROWS, Isa::Amx) | (..=FEW_ROWS, _) => {
+            (TASK_BYTES / tile_bytes).clamp(1, TASK_TILES)
+        }
+        (..=AMX_PAIR_ROWS, Isa::Amx) => AMX_TASK_TILES / 2,
         (_, Isa::Amx) => AMX_TASK_TILES,
-        (..=PAIR_ROWS, _) => 2,
         _ => TASK_TILES,
     }
 }
@@ -71,7 +74,7 @@ mod tests {
         };
         let (large, small) = (matrix(70 * TILE_ROWS), matrix(3 * TILE_ROWS + 1));
         let mut tasks = Vec::new();
-        for (rows, largest) in [(32, 2), (512, TASK_TILES)] {
+        for (rows, largest) in [(32, TASK_TILES), (512, TASK_TILES)] {
             for threads in [1, 2, 3, 64, 200] {
                 tile_tasks(Isa::Avx512, &[&large, &small, &small], rows, threads, &mut tasks);
                 let tiles = tasks.iter().flat_map(|(matrix, tiles)| {

@@ -25,7 +25,7 @@ pub unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
     let y_stride = tile_count * TILE_ROWS;
     assert!(x_stride >= blocks * E::BLOCK_COLS && x.len() >= rows * x_stride);
     assert!(y.len() >= rows * y_stride);
-    if rows >= T::MANY_ROWS_MIN {
+    if rows >= E::MANY_ROWS_MIN {
         // SAFETY: guaranteed by the caller; the shapes were just checked.
         return unsafe { many::gemm::<T, E>(&mut product) };
     }

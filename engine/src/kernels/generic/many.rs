@@ -16,7 +16,7 @@
 
 use std::{mem::MaybeUninit, ops::Range};
 
-use super::vectors::{CODES_OF_CHUNK, Codes, Expand, Many, Tile, Vectors, opaque};
+use super::vectors::{CODES_OF_CHUNK, Codes, Expand, FEW_ROWS, Many, Tile, Vectors, opaque};
 use crate::{
     formats::TILE_ROWS,
     kernels::{prefetch, product::Product},
@@ -33,7 +33,7 @@ pub unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     let (tile_count, rows) = (tiles.len() / *tile_bytes, sums.len());
     let y_stride = tile_count * TILE_ROWS;
     let codes_of_block = E::PARTS * E::CODES;
-    let chunk = T::ACCUMULATE_MAX.min(CODES_OF_CHUNK) / codes_of_block;
+    let chunk = T::ACCUMULATE_MAX.min(T::CHUNKS[usize::from(rows > FEW_ROWS)]) / codes_of_block;
     let mut codes: [Codes<T>; TILES_MAX] =
         [const { [const { MaybeUninit::uninit() }; CODES_OF_CHUNK] }; TILES_MAX];
     let groups = rows.div_ceil(T::MANY_ROWS);

@@ -40,8 +40,12 @@ pub trait Vectors: Sized {
     /// Numbers of rows for which four tiles share a broadcast.
     const FOUR_ROWS: Range<usize>;
 
-    /// Smallest number of rows for which codes are expanded once for all rows (`many`).
+    /// Smallest number of rows for which codes are expanded once for all rows (`many`), unless a format has its own
+    /// ([`Expand::MANY_ROWS_MIN`]).
     const MANY_ROWS_MIN: usize;
+
+    /// Most code vectors of a chunk, in `many`, with few rows and with more.
+    const CHUNKS: [usize; 2] = [CODES_OF_CHUNK; 2];
 
     /// Largest number of rows with all sums in registers, in `many`.
     const MANY_ROWS: usize;
@@ -145,6 +149,9 @@ impl Parts for Tl2 {
 /// # Safety
 /// As for [`Vectors`]; `block` is a block of `tile`.
 pub trait Expand<T: Vectors>: Parts {
+    /// Smallest number of rows for which the codes of this format are expanded once for all rows.
+    const MANY_ROWS_MIN: usize = T::MANY_ROWS_MIN;
+
     /// Codes of a part of a block: vector `c` is multiplied by the four activations from
     /// `4 (CODES part + c)` of the block ([`Parts::CODES`]).
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [T::Lanes; CODES_MAX];
@@ -180,6 +187,9 @@ pub struct Work {
 
 /// Code vectors of a chunk: 24 KiB for four tiles.
 pub const CODES_OF_CHUNK: usize = 96;
+
+/// Most rows that count as few in [`Vectors::CHUNKS`]: their activations of a chunk stay in the first cache.
+pub const FEW_ROWS: usize = 48;
 
 /// Code vectors of a chunk of a tile.
 pub type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];

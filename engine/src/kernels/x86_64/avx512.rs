@@ -5,14 +5,11 @@
 //! 2 · 2 · 128 = 512 in magnitude: sums of 64 pairs are between −2^15 and 64 · 508 = 32512, which fits
 //! int16, and then `vpmaddwd` by ones widens.
 //!
-//! `i2_s`: shift and mask. `tl1`: two `vpshufb` per nibble vector. `tl2`: three `vpshufb` per nibble
+//! `i2_s`: shift and mask (one instruction with GFNI). `tl1`: two `vpshufb` per nibble vector. `tl2`: three `vpshufb` per nibble
 //! vector, and `2 − code` under the mask of signs.
 
 use std::{arch::x86_64::*, ops::Range};
 
-use half::f16;
-
-use super::groups::{self, GroupWork, Join, enabled_groups};
 use crate::{
     formats::{
         i2_s::I2S,
@@ -51,7 +48,6 @@ macro_rules! by_rows {
 /// features enabled.
 macro_rules! many_in_vectors {
     ($many:ident) => {
-        const MANY_ROWS_MIN: usize = 65;
         const MANY_ROWS: usize = 6;
         const MANY_TILES: usize = 4;
 
@@ -170,6 +166,7 @@ enabled!(
 impl Vectors for Bw {
     vectors_512!(block_bw, expand_bw, peak_bw);
     many_in_vectors!(many_bw);
+    const MANY_ROWS_MIN: usize = 65;
     const ACCUMULATE_MAX: usize = 64;
 
     #[inline(always)]
@@ -188,6 +185,7 @@ impl Vectors for Bw {
 impl Vectors for Vnni {
     vectors_512!(block_vnni, expand_vnni, peak_vnni);
     many_in_vectors!(many_vnni);
+    const MANY_ROWS_MIN: usize = 65;
     const ACCUMULATE_MAX: usize = usize::MAX;
 
     #[inline(always)]
@@ -203,89 +201,11 @@ impl Vectors for Vnni {
     }
 }
 
-enabled_groups!(Bw, "avx512f,avx512bw,avx512dq,avx512vl", groups_bw);
-enabled_groups!(Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", groups_vnni);
-
-/// Implements [`Join`]; `$groups` is [`groups::rows_by_groups`] with the features enabled.
-macro_rules! join_512 {
-    ($vectors:ty, $groups:ident) => {
-        impl Join for $vectors {
-            type Floats = __m512;
-            const GROUP_ROWS: usize = 8;
-
-            #[inline(always)]
-            unsafe fn no_floats() -> __m512 {
-                // SAFETY: the caller has AVX-512.
-                unsafe { _mm512_setzero_ps() }
-            }
-
-            #[inline(always)]
-            unsafe fn load_floats(from: *const f32) -> __m512 {
-                // SAFETY: the caller has AVX-512 and 16 values at `from`.
-                unsafe { _mm512_loadu_ps(from) }
-            }
-
-            #[inline(always)]
-            unsafe fn store_floats(to: *mut f32, floats: __m512) {
-                // SAFETY: the caller has AVX-512 and 16 places at `to`.
-                unsafe { _mm512_storeu_ps(to, floats) }
-            }
-
-            #[inline(always)]
-            unsafe fn load_scales(from: *const f16) -> __m512 {
-                // SAFETY: the caller has AVX-512 and 16 values at `from`.
-                unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
-            }
-
-            #[inline(always)]
-            unsafe fn shifted(lanes: __m512i) -> __m512i {
-                // SAFETY: the caller has AVX-512.
-                unsafe { _mm512_slli_epi32::<8>(lanes) }
-            }
-
-            #[inline(always)]
-            unsafe fn join(y: __m512, sum: __m512i, scales: __m512, scale: f32) -> __m512 {
-                // SAFETY: the caller has AVX-512.
-                unsafe {
-                    let scales = _mm512_mul_ps(scales, _mm512_set1_ps(scale));
-                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scales, y)
-                }
-            }
-
-            unsafe fn run_groups<E: Expand<Self>>(work: GroupWork, rows: usize, digits: usize) {
-                // SAFETY: guaranteed by the caller.
-                unsafe {
-                    match (rows, digits) {
-                        (1, 1) => $groups::<E, 1, 1, 4>(work),
-                        (2, 1) => $groups::<E, 2, 1, 4>(work),
-                        (3, 1) => $groups::<E, 3, 1, 2>(work),
-                        (4, 1) => $groups::<E, 4, 1, 2>(work),
-                        (5, 1) => $groups::<E, 5, 1, 2>(work),
-                        (6, 1) => $groups::<E, 6, 1, 2>(work),
-                        (7, 1) => $groups::<E, 7, 1, 2>(work),
-                        (8, 1) => $groups::<E, 8, 1, 2>(work),
-                        (1, 2) => $groups::<E, 1, 2, 4>(work),
-                        (2, 2) => $groups::<E, 2, 2, 2>(work),
-                        (3, 2) => $groups::<E, 3, 2, 2>(work),
-                        (4, 2) => $groups::<E, 4, 2, 1>(work),
-                        (5, 2) => $groups::<E, 5, 2, 1>(work),
-                        (6, 2) => $groups::<E, 6, 2, 1>(work),
-                        (7, 2) => $groups::<E, 7, 2, 1>(work),
-                        (8, 2) => $groups::<E, 8, 2, 1>(work),
-                        _ => unreachable!("{rows} rows of {digits} digits in a set"),
-                    }
-                }
-            }
-        }
-    };
-}
-
-join_512!(Bw, groups_bw);
-join_512!(Vnni, groups_vnni);
-
-// Declared after the macros that it uses.
+// Declared after the macros that they use.
 pub(super) mod amx;
 pub(super) mod amx_groups;
+pub(super) mod gfni;
+mod joins;
 
 /// Returns the 64 bytes of indices of the block at `place`.
 #[inline(always)]
@@ -311,20 +231,42 @@ unsafe fn table(table: &[u8; 16]) -> __m512i {
     unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())) }
 }
 
-impl<T: Vectors<Lanes = __m512i>> Expand<T> for I2S {
+/// Takes a part of four 2-bit codes out of every byte.
+///
+/// # Safety
+/// As for [`Vectors`].
+pub(super) trait TwoBits: Vectors<Lanes = __m512i> {
+    /// See [`Expand::MANY_ROWS_MIN`], for `i2_s`.
+    const I2S_MANY_ROWS_MIN: usize = Self::MANY_ROWS_MIN;
+
+    /// Returns bits `2 · part` and `2 · part + 1` of every byte.
     #[inline(always)]
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
-        // SAFETY: guaranteed by the caller.
+    unsafe fn two_bits(bytes: __m512i, part: usize) -> __m512i {
+        // SAFETY: the caller has AVX-512.
         unsafe {
-            let bytes = indices(tile, 64 * block);
             let shifted = match part {
                 0 => bytes,
                 1 => _mm512_srli_epi16::<2>(bytes),
                 2 => _mm512_srli_epi16::<4>(bytes),
                 _ => _mm512_srli_epi16::<6>(bytes),
             };
+            _mm512_and_si512(shifted, _mm512_set1_epi8(3))
+        }
+    }
+}
+
+impl TwoBits for Bw {}
+impl TwoBits for Vnni {}
+
+impl<T: TwoBits> Expand<T> for I2S {
+    const MANY_ROWS_MIN: usize = T::I2S_MANY_ROWS_MIN;
+
+    #[inline(always)]
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
             let zero = _mm512_setzero_si512();
-            [_mm512_and_si512(shifted, _mm512_set1_epi8(3)), zero, zero]
+            [T::two_bits(indices(tile, 64 * block), part), zero, zero]
         }
     }
 }

@@ -88,16 +88,11 @@ pub(super) struct GroupWork {
 /// # Safety
 /// The machine has `T`'s instruction set; the shapes of `product` are consistent.
 pub(super) unsafe fn gemm<T: Join, E: Expand<T>>(product: GroupProduct<'_>) {
+    check_shapes::<T, E>(&product);
     let GroupProduct { tiles, tile_bytes, groups, group_blocks, tile_scales, digits, .. } = product;
     let GroupProduct { digit_bytes, x, x_stride, sums, row_scales, y, .. } = product;
     let (tile_count, rows) = (tiles.len() / tile_bytes, sums.len() / groups);
     let y_stride = tile_count * TILE_ROWS;
-    assert!(digit_bytes == group_blocks * E::BLOCK_COLS && (1..=2).contains(&digits));
-    assert!(group_blocks * E::PARTS * E::CODES <= T::ACCUMULATE_MAX);
-    assert!(tile_bytes >= E::tile_bytes(groups * group_blocks));
-    assert!(x_stride >= groups * digits * digit_bytes && x.len() >= rows * x_stride);
-    assert!(row_scales.len() == rows * groups && y.len() >= rows * y_stride);
-    assert!(tile_scales.len() >= tile_count * groups * TILE_ROWS);
     // Sets of nearly equal size: 17 rows are 6, 6 and 5, not 8, 8 and 1.
     let sets = rows.div_ceil(T::GROUP_ROWS);
     for index in 0..tile_count {
@@ -125,6 +120,23 @@ pub(super) unsafe fn gemm<T: Join, E: Expand<T>>(product: GroupProduct<'_>) {
             }
         }
     }
+}
+
+/// Checks that the slices of a product have the tiles, the rows and their scales.
+///
+/// # Panics
+/// If they have not.
+pub(super) fn check_shapes<T: Vectors, E: Expand<T>>(product: &GroupProduct<'_>) {
+    let GroupProduct { tile_bytes, groups, group_blocks, digits, digit_bytes, x_stride, .. } =
+        *product;
+    let (tile_count, rows) = (product.tiles.len() / tile_bytes, product.sums.len() / groups);
+    assert!(digit_bytes == group_blocks * E::BLOCK_COLS && (1..=2).contains(&digits));
+    assert!(group_blocks * E::PARTS * E::CODES <= T::ACCUMULATE_MAX);
+    assert!(tile_bytes >= E::tile_bytes(groups * group_blocks));
+    assert!(x_stride >= groups * digits * digit_bytes && product.x.len() >= rows * x_stride);
+    assert!(product.row_scales.len() == rows * groups);
+    assert!(product.y.len() >= rows * tile_count * TILE_ROWS);
+    assert!(product.tile_scales.len() >= tile_count * groups * TILE_ROWS);
 }
 
 /// Prefetches the lines of a block further on.

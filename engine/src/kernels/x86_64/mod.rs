@@ -9,11 +9,12 @@ use crate::formats::layout::with_layout;
 mod avx2;
 mod avx512;
 mod groups;
+mod many_groups;
 pub(super) mod registers;
 mod tile_stores;
 
 use avx2::Avx2;
-use avx512::{Bw, Vnni};
+use avx512::{Bw, Vnni, gfni::Gfni};
 
 pub use tile_stores::store_in_products;
 
@@ -29,6 +30,7 @@ pub(super) unsafe fn products_of(path: Path, rounds: usize) -> usize {
             Path::Avx2 => peak::products_of::<Avx2>(rounds),
             Path::Avx512 => peak::products_of::<Bw>(rounds),
             Path::Avx512Vnni => peak::products_of::<Vnni>(rounds),
+            Path::Avx512Gfni => peak::products_of::<Gfni>(rounds),
             Path::Amx => avx512::amx::products_of(rounds),
         }
     }
@@ -46,6 +48,7 @@ pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
             Path::Avx2 => blocks::gemm::<Avx2, L>(product),
             Path::Avx512 => blocks::gemm::<Bw, L>(product),
             Path::Avx512Vnni => blocks::gemm::<Vnni, L>(product),
+            Path::Avx512Gfni => blocks::gemm::<Gfni, L>(product),
             Path::Amx => avx512::amx::gemm::<L>(product),
         });
     }
@@ -63,6 +66,7 @@ pub(super) unsafe fn gemm_groups(path: Path, product: GroupProduct<'_>) {
             Path::Avx2 => groups::gemm::<Avx2, L>(product),
             Path::Avx512 => groups::gemm::<Bw, L>(product),
             Path::Avx512Vnni => groups::gemm::<Vnni, L>(product),
+            Path::Avx512Gfni => many_groups::gemm::<Gfni, L>(product),
             Path::Amx => avx512::amx_groups::gemm::<L>(product),
         });
     }

@@ -28,7 +28,7 @@ use std::{
 
 use super::{
     super::registers::{AWAKE, ROWS_MAX, Registers, SIDE, Shape, load_rows, multiply, store_sums},
-    Vnni,
+    gfni::Gfni,
 };
 use crate::{
     formats::{TILE_ROWS, memory::AlignedBytes},
@@ -84,15 +84,15 @@ pub(in super::super) unsafe fn products_of(rounds: usize) -> usize {
 /// Runs the product.
 ///
 /// # Safety
-/// The machine has AVX-512 with VNNI and AMX ([`super::super::registers::is_available`]); the shapes
+/// The machine has AVX-512 with VNNI and GFNI, and AMX ([`super::super::registers::is_available`]); the shapes
 /// of `product` are consistent.
-pub(in super::super) unsafe fn gemm<E: Expand<Vnni>>(product: Product<'_>) {
+pub(in super::super) unsafe fn gemm<E: Expand<Gfni>>(product: Product<'_>) {
     let Product { tiles, tile_bytes, blocks, x, x_stride, sums, y, .. } = product;
     let rows = sums.len();
     if rows < FEW {
         let product = Product { y, ..product };
         // SAFETY: guaranteed by the caller.
-        return unsafe { blocks::gemm::<Vnni, E>(product) };
+        return unsafe { blocks::gemm::<Gfni, E>(product) };
     }
     let tile_count = tiles.len() / tile_bytes;
     let y_stride = tile_count * TILE_ROWS;
@@ -181,8 +181,8 @@ impl Block<'_> {
     /// # Safety
     /// The machine has the instruction set; `codes` are valid for the codes of a unit.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn expand<E: Expand<Vnni>>(&self, pair: usize, unit: usize, codes: [*mut __m512i; 2]) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni")]
+    unsafe fn expand<E: Expand<Gfni>>(&self, pair: usize, unit: usize, codes: [*mut __m512i; 2]) {
         let size = const { unit_blocks(E::PARTS * E::CODES) };
         let range = unit * size..((unit + 1) * size).min(self.blocks);
         for (tile, codes) in (2 * pair..self.tile_count).zip(codes) {
@@ -210,8 +210,8 @@ impl Block<'_> {
 ///
 /// # Safety
 /// As for [`gemm`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn few_rows<E: Expand<Vnni>>(mut block: Block<'_>) {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni")]
+unsafe fn few_rows<E: Expand<Gfni>>(mut block: Block<'_>) {
     let (units, pairs, rows) = (block.units, block.pairs(), block.sums.len());
     let unit_steps = const { unit_steps(E::PARTS * E::CODES) };
     let mut ring: [[[MaybeUninit<__m512i>; UNIT]; 2]; RING] =
@@ -263,8 +263,8 @@ thread_local! {
 ///
 /// # Safety
 /// As for [`gemm`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn many_rows<E: Expand<Vnni>>(mut block: Block<'_>) {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni")]
+unsafe fn many_rows<E: Expand<Gfni>>(mut block: Block<'_>) {
     let (units, rows, x_stride) = (block.units, block.sums.len(), block.x_stride);
     let unit_steps = const { unit_steps(E::PARTS * E::CODES) };
     let (steps, places) = (block.steps, units * unit_steps);
@@ -324,8 +324,8 @@ unsafe fn many_rows<E: Expand<Vnni>>(mut block: Block<'_>) {
 /// # Safety
 /// The tile has these blocks; `codes` is valid for `total` code vectors.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) unsafe fn expand<E: Expand<Vnni>>(
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni")]
+pub(super) unsafe fn expand<E: Expand<Gfni>>(
     tile: Tile,
     blocks: Range<usize>,
     codes: *mut __m512i,

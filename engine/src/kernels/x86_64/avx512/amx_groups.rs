@@ -17,11 +17,11 @@ use half::f16;
 
 use super::{
     super::{
-        groups,
+        many_groups,
         registers::{Registers, SIDE, Shape, clear_sums, multiply, store_registers},
     },
-    Vnni,
     amx::{CODES, FEW, expand},
+    gfni::Gfni,
 };
 use crate::{
     formats::TILE_ROWS,
@@ -38,14 +38,14 @@ struct Sums([[[i32; TILE_ROWS]; SIDE]; 4]);
 /// Runs the product.
 ///
 /// # Safety
-/// The machine has AVX-512 with VNNI and AMX; the shapes of `product` are consistent.
-pub(in super::super) unsafe fn gemm<E: Expand<Vnni>>(product: GroupProduct<'_>) {
+/// The machine has AVX-512 with VNNI and GFNI, and AMX; the shapes of `product` are consistent.
+pub(in super::super) unsafe fn gemm<E: Expand<Gfni>>(product: GroupProduct<'_>) {
     let GroupProduct { tiles, tile_bytes, groups, group_blocks, tile_scales, digits, .. } = product;
     let GroupProduct { digit_bytes, x, x_stride, sums, row_scales, y, .. } = &product;
     let (tile_count, rows) = (tiles.len() / tile_bytes, sums.len() / groups);
     if rows < FEW {
         // SAFETY: guaranteed by the caller.
-        return unsafe { groups::gemm::<Vnni, E>(product) };
+        return unsafe { many_groups::gemm::<Gfni, E>(product) };
     }
     assert!(*digit_bytes == group_blocks * E::BLOCK_COLS && (1..=2).contains(&digits));
     assert!(tile_bytes >= E::tile_bytes(groups * group_blocks));
@@ -59,8 +59,8 @@ pub(in super::super) unsafe fn gemm<E: Expand<Vnni>>(product: GroupProduct<'_>) 
 
 /// # Safety
 /// As for [`gemm`], after its checks.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn run<E: Expand<Vnni>>(product: GroupProduct<'_>, tile_count: usize, rows: usize) {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni")]
+unsafe fn run<E: Expand<Gfni>>(product: GroupProduct<'_>, tile_count: usize, rows: usize) {
     let GroupProduct { tiles, tile_bytes, groups, group_blocks, tile_scales, digits, .. } = product;
     let GroupProduct { digit_bytes, x, x_stride, sums, row_scales, y, .. } = product;
     let steps = (group_blocks * E::PARTS * E::CODES).div_ceil(SIDE);
@@ -158,7 +158,7 @@ impl Join<'_> {
     /// # Safety
     /// The pointers are valid for the rows, and `y` for rows `y_stride` apart.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni")]
     unsafe fn add(&self, y: *mut f32, y_stride: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {

@@ -1,0 +1,223 @@
+//! The product with scales of groups for many activation rows: codes are expanded once for all rows.
+//!
+//! ```text
+//! for each set of TILES tiles
+//!   for each chunk of groups            (its codes fit the first cache)
+//!     expand the codes of all tiles     (once for all rows)
+//!     for each set of R activation rows
+//!       for each group
+//!         for each four inputs
+//!           load their codes of each tile
+//!           for each row and digit: broadcast 4 activations, accumulate in each tile
+//!         join the sums with the outputs, as in `groups`
+//! ```
+
+use std::mem::MaybeUninit;
+
+use half::f16;
+
+use super::groups::{self, Join};
+use crate::{
+    formats::TILE_ROWS,
+    kernels::{
+        generic::{
+            many::TILES_MAX,
+            vectors::{CODES_OF_CHUNK, Codes, Expand, FEW_ROWS, Tile, Vectors, opaque},
+        },
+        prefetch,
+        product::GroupProduct,
+    },
+};
+
+/// Bytes of activations that stay in the second cache from one set of tiles to the next: half of the smallest that
+/// processors with these vectors have.
+const NEAR_BYTES: usize = 1 << 20;
+
+/// Operands of [`rows_by_tiles`]: a chunk of groups of a set of tiles, and R rows.
+#[derive(Clone, Copy)]
+pub(super) struct ManyGroups<T: Vectors> {
+    codes: *const Codes<T>,
+    /// Groups of the chunk, and code vectors of each.
+    groups: usize,
+    vectors: usize,
+    /// Whether the chunk is the first.
+    first: bool,
+    /// The scales of the first tile and group of the chunk. // (tiles, groups of a row, TILE_ROWS)
+    tile_scales: *const f16,
+    row_groups: usize,
+    /// The first row's activations for the chunk. // (groups, digits, digit_bytes)
+    x: *const i8,
+    x_stride: usize,
+    digit_bytes: usize,
+    sums: *const i32,       // (rows, groups of a row)
+    row_scales: *const f32, // (rows, groups of a row)
+    /// The first row's outputs for the first tile.
+    y: *mut f32,
+    y_stride: usize,
+}
+
+/// Vectors with enough registers for the 32-bit sums of several tiles and rows.
+///
+/// # Safety
+/// As for [`Vectors`].
+pub(super) trait ManyJoin: Join {
+    /// Largest numbers of rows and tiles with all sums in registers, for one and two digits.
+    const MANY: [(usize, usize); 2];
+
+    /// Smallest numbers of rows for which codes are expanded once for all rows, for one and two digits.
+    const MANY_GROUP_ROWS_MIN: [usize; 2];
+
+    /// Runs [`rows_by_tiles`] for at most [`Self::MANY`] rows and tiles, with the instruction set enabled.
+    unsafe fn run_many_groups(many: ManyGroups<Self>, rows: usize, digits: usize, tiles: usize);
+}
+
+/// Runs the product with the vectors of `T`.
+///
+/// # Safety
+/// The machine has `T`'s instruction set; the shapes of `product` are consistent.
+pub(super) unsafe fn gemm<T: ManyJoin, E: Expand<T>>(product: GroupProduct<'_>) {
+    groups::check_shapes::<T, E>(&product);
+    if product.sums.len() / product.groups < T::MANY_GROUP_ROWS_MIN[product.digits - 1] {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { groups::gemm::<T, E>(product) };
+    }
+    let GroupProduct { tiles, tile_bytes, groups, group_blocks, tile_scales, digits, .. } = product;
+    let GroupProduct { digit_bytes, x, x_stride, sums, row_scales, y, .. } = product;
+    let (tile_count, rows) = (tiles.len() / tile_bytes, sums.len() / groups);
+    let y_stride = tile_count * TILE_ROWS;
+    let vectors = group_blocks * E::PARTS * E::CODES;
+    let chunk = (T::CHUNKS[usize::from(rows > FEW_ROWS)] / vectors).max(1);
+    let mut codes: [Codes<T>; TILES_MAX] =
+        [const { [const { MaybeUninit::uninit() }; CODES_OF_CHUNK] }; TILES_MAX];
+    let (most_rows, most_tiles) = T::MANY[digits - 1];
+    let sets = rows.div_ceil(most_rows);
+    let far = rows * x_stride > NEAR_BYTES;
+    for first in (0..tile_count).step_by(most_tiles) {
+        let count = most_tiles.min(tile_count - first);
+        for start in (0..groups).step_by(chunk) {
+            let end = (start + chunk).min(groups);
+            for (codes, index) in codes.iter_mut().zip(first..first + count) {
+                let bytes = tiles[index * tile_bytes..].as_ptr();
+                let tile = Tile { bytes, blocks: groups * group_blocks };
+                let blocks = start * group_blocks..end * group_blocks;
+                // SAFETY: the tile has these blocks, the codes have room for them.
+                unsafe { T::expand::<E>(tile, blocks, most_tiles * tile_bytes, codes) };
+            }
+            for set in 0..sets {
+                let (row, last) = (set * rows / sets, (set + 1) * rows / sets);
+                let (from, to) = (start * digits * digit_bytes, end * digits * digit_bytes);
+                if far {
+                    let next = last..(2 * last - row).min(rows);
+                    next.for_each(|row| prefetch_lines(&x[row * x_stride..][from..to]));
+                }
+                // SAFETY: rows, outputs, scales and codes are inside their slices.
+                unsafe {
+                    let many = ManyGroups {
+                        codes: codes.as_ptr(),
+                        groups: end - start,
+                        vectors,
+                        first: start == 0,
+                        tile_scales: tile_scales.as_ptr().add((first * groups + start) * TILE_ROWS),
+                        row_groups: groups,
+                        x: x.as_ptr().add(row * x_stride + from),
+                        x_stride,
+                        digit_bytes,
+                        sums: sums.as_ptr().add(row * groups + start),
+                        row_scales: row_scales.as_ptr().add(row * groups + start),
+                        y: y.as_mut_ptr().add(row * y_stride + first * TILE_ROWS),
+                        y_stride,
+                    };
+                    T::run_many_groups(many, last - row, digits, count);
+                }
+            }
+        }
+    }
+}
+
+/// Prefetches some activations into the second cache.
+fn prefetch_lines(x: &[i8]) {
+    x.chunks(64).for_each(|line| prefetch::second(line.as_ptr()));
+}
+
+/// Multiplies TILES tiles by R rows of D digits.
+///
+/// # Safety
+/// As for [`gemm`]; the function is inlined into a caller that enables the instruction set.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
+pub(super) unsafe fn rows_by_tiles<
+    T: ManyJoin,
+    const R: usize,
+    const D: usize,
+    const TILES: usize,
+>(
+    many: ManyGroups<T>,
+) {
+    const { assert!(T::ACCUMULATE_MAX == usize::MAX) };
+    // No closures: they would lack the instruction set.
+    // SAFETY: `gemm` took the pointers from slices with the rows, tiles and scales, and wrote the codes.
+    unsafe {
+        let mut xs = [many.x; R];
+        for row in 0..R {
+            xs[row] = opaque(many.x.add(row * many.x_stride));
+        }
+        for group in 0..many.groups {
+            let mut sums = [[[T::zero(); TILES]; D]; R];
+            // The codes are trits plus 1, so the sum of the row's integers is subtracted: first, which costs nothing.
+            for row in 0..R {
+                let sum = *many.sums.add(row * many.row_groups + group);
+                sums[row][D - 1] = [T::splat(-sum); TILES];
+            }
+            for at in 0..many.vectors {
+                let mut codes = [T::zero(); TILES];
+                for tile in 0..TILES {
+                    let codes_of_tile = &*many.codes.add(tile);
+                    codes[tile] =
+                        codes_of_tile.as_ptr().add(group * many.vectors + at).read().assume_init();
+                }
+                for row in 0..R {
+                    for digit in 0..D {
+                        let x = T::broadcast(xs[row].add(digit * many.digit_bytes + 4 * at));
+                        for tile in 0..TILES {
+                            let sum = &mut sums[row][digit][tile];
+                            *sum = T::accumulate(*sum, codes[tile], x);
+                        }
+                    }
+                }
+            }
+            for row in 0..R {
+                xs[row] = xs[row].add(D * many.digit_bytes);
+            }
+            for tile in 0..TILES {
+                let of_tile = (tile * many.row_groups + group) * TILE_ROWS;
+                let scales = T::load_scales(many.tile_scales.add(of_tile));
+                for row in 0..R {
+                    let mut total = sums[row][D - 1][tile];
+                    if D == 2 {
+                        total = T::add(total, T::shifted(sums[row][0][tile]));
+                    }
+                    let to = many.y.add(row * many.y_stride + tile * TILE_ROWS);
+                    let is_first = many.first && group == 0;
+                    let y = if is_first { T::no_floats() } else { T::load_floats(to) };
+                    let scale = *many.row_scales.add(row * many.row_groups + group);
+                    T::store_floats(to, T::join(y, total, scales, scale));
+                }
+            }
+        }
+    }
+}
+
+/// Defines [`rows_by_tiles`] with the features enabled.
+macro_rules! enabled_many_groups {
+    ($vectors:ty, $features:literal, $rows_by_tiles:ident) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $rows_by_tiles<const R: usize, const D: usize, const TILES: usize>(
+            many: ManyGroups<$vectors>,
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { many_groups::rows_by_tiles::<$vectors, R, D, TILES>(many) }
+        }
+    };
+}
+
+pub(super) use enabled_many_groups;
