@@ -245,3 +245,48 @@ fn windows_are_those_that_the_operator_allows_and_the_workers_can_keep() {
     let busy = busy["id"].as_str().unwrap();
     caller.post(&format!("/v1/batches/{busy}/cancel"), &json!({}));
 }
+
+#[test]
+fn a_full_queue_leaves_the_windows_of_another_model_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = format!("tiny={}/engine/tests/golden/bitnet-tiny", env!("CARGO_MANIFEST_DIR"));
+    let models = ["--model", "demo", "--model", &tiny, "--kv-memory", "8"];
+    let admin = Admin::run(alone(folder.path(), &[&ALONE[..], &models].concat()));
+    let caller = &admin.first();
+    let of = |model: &str, count: usize, max_tokens: u32| {
+        let content = lines(count).replace("\"demo\"", &format!("\"{model}\""));
+        let content = content.replace("\"max_tokens\":14", &format!("\"max_tokens\":{max_tokens}"));
+        assert!(content.contains(model) && content.contains(&max_tokens.to_string()), "{content}");
+        let file = caller.upload(content.as_bytes()).json()["id"].clone();
+        move |window: &str| {
+            json!({
+                "input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": window,
+            })
+        }
+    };
+    let models = ["demo", "tiny"];
+    let busy = models.map(|model| caller.post("/v1/batches", &of(model, 6000, 14)("24h")).json());
+    let estimate = |model: &str, count, max_tokens| {
+        let asked = of(model, count, max_tokens)("24h");
+        caller.post("/v1/batches/estimate", &asked).json()["seconds"].clone()
+    };
+    let seconds = |model: &str| estimate(model, 1, 14);
+    eventually("the rates are measured", || models.iter().all(|model| seconds(model).is_u64()));
+    // Eight hours of work for one model, by the rate of this machine.
+    let some = estimate("demo", 2000, 1000).as_u64().unwrap().max(1);
+    let hours = u32::try_from(8 * 3600 * 1000 / some).unwrap();
+    let full = caller.post("/v1/batches", &of("demo", 2000, hours)("24h"));
+    assert_eq!(full.status, 200, "{}", full.text());
+    // Before its lines are checked, a batch counts for every model.
+    let is_free = |model: &str| seconds(model).as_u64().is_some_and(|seconds| seconds < 3600);
+    eventually("it is one model's", || !is_free("demo") && is_free("tiny"));
+    refused(
+        &caller.post("/v1/batches", &of("demo", 1, 14)("1h")),
+        "window_full",
+        "completion_window",
+    );
+    assert_eq!(caller.post("/v1/batches", &of("tiny", 1, 14)("1h")).status, 200);
+    for batch in busy.iter().chain([&full.json()]) {
+        caller.post(&format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap()), &json!({}));
+    }
+}
