@@ -1,6 +1,6 @@
 //! Workers that read each other's KV blocks.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
@@ -11,6 +11,32 @@ use crate::{
 };
 
 const SHARED: u64 = 160;
+
+/// A model with recurrent layers, under the name of the prompts' model.
+const RECURRENT: &str =
+    concat!("demo=", env!("CARGO_MANIFEST_DIR"), "/engine/tests/golden/qwen35-tiny");
+
+/// Starts a process whose KV blocks are in a folder.
+fn start(folder: &Path, words: &[&str]) -> Admin {
+    let mut command = alone(folder, &["standalone", "--json", "--threads", "1"]);
+    command.args(["--api", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--kv-cache-dir"]);
+    command.arg(folder.join("kv")).args(words);
+    Admin::run(command)
+}
+
+/// Returns the names and sizes in bytes of the blocks and states in the folder of a process.
+fn files(folder: &Path) -> Vec<(String, u64)> {
+    let folders = fs::read_dir(folder.join("kv")).unwrap().flatten();
+    let inside = folders.filter(|one| one.path().is_dir()).flat_map(|folder| {
+        let name = folder.file_name().into_string().unwrap();
+        let files = fs::read_dir(folder.path()).unwrap().flatten();
+        files.map(move |file| {
+            let name = name.clone() + &file.file_name().into_string().unwrap();
+            (name.replace(".kv", ""), file.metadata().unwrap().len())
+        })
+    });
+    inside.collect()
+}
 
 /// A prompt that begins like the others.
 fn prompt(last: u64) -> Value {
@@ -30,25 +56,12 @@ fn answer(caller: &Caller, last: u64) -> (Value, Value) {
 #[test]
 fn blocks_are_read_from_another_worker_that_has_the_same_key() {
     let places: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();
-    let start = |place: usize, words: &[&str]| {
-        let folder = places[place].path();
-        let mut command = alone(folder, &["standalone", "--json", "--threads", "1"]);
-        command.args(["--api", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--kv-cache-dir"]);
-        command.arg(folder.join("kv")).args(words);
-        Admin::run(command)
-    };
+    let start = |place: usize, words: &[&str]| start(places[place].path(), words);
     let first = start(0, &["--kv-peer-key", "secret"]);
     let caller = first.first();
     let expected: Vec<Value> = (1..4).map(|last| answer(&caller, last).0).collect();
-    let files = || -> Vec<String> {
-        let folders = fs::read_dir(places[0].path().join("kv")).unwrap().flatten();
-        let inside = folders.filter(|one| one.path().is_dir()).flat_map(|folder| {
-            let name = folder.file_name().into_string().unwrap();
-            let files = fs::read_dir(folder.path()).unwrap().flatten();
-            files.map(move |file| name.clone() + &file.file_name().into_string().unwrap())
-        });
-        inside.map(|name| name.replace(".kv", "")).collect()
-    };
+    let files =
+        || -> Vec<String> { files(places[0].path()).into_iter().map(|(name, _)| name).collect() };
     eventually("the blocks are written", || files().len() as u64 >= SHARED / 16);
 
     let pages = first.ready("listen");
@@ -76,4 +89,22 @@ fn blocks_are_read_from_another_worker_that_has_the_same_key() {
     assert_eq!(find(names.clone(), "secret"), (200, json!([1, 3])));
     assert_eq!(find(names, "other").0, 401);
     assert_eq!(find(json!(vec![hash; 8193]), "secret").0, 413);
+}
+
+#[test]
+fn states_of_recurrent_layers_are_read_from_another_worker() {
+    let places: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
+    let words = ["--model", RECURRENT, "--kv-peer-key", "secret"];
+    let first = start(places[0].path(), &words);
+    let caller = first.first();
+    let expected: Vec<Value> = (1..4).map(|last| answer(&caller, last).0).collect();
+    // A state is a hundred times as large as a block of the attention layers.
+    let is_state = |(_, bytes): &(String, u64)| *bytes > 100_000;
+    eventually("the state is written", || files(places[0].path()).iter().any(is_state));
+    let peers = format!("http://{}", first.ready("listen"));
+    let second = start(places[1].path(), &[&words[..], &["--kv-peers", &peers]].concat());
+    let caller = second.first();
+    for (last, expected) in (1..).zip(expected) {
+        assert_eq!(answer(&caller, last), (expected, json!(SHARED)));
+    }
 }
