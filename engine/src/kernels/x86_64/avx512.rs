@@ -153,6 +153,25 @@ macro_rules! vectors_512 {
     };
 }
 
+/// Accumulation by VNNI: sums are 32-bit from the start.
+macro_rules! accumulate_by_vnni {
+    () => {
+        const ACCUMULATE_MAX: usize = usize::MAX;
+
+        #[inline(always)]
+        unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+            // SAFETY: the caller has AVX-512 VNNI.
+            unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
+        }
+
+        #[inline(always)]
+        unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
+            // SAFETY: the caller has AVX-512.
+            unsafe { _mm512_add_epi32(total, sum) }
+        }
+    };
+}
+
 enabled!(Bw, "avx512f,avx512bw,avx512dq,avx512vl", block_bw, expand_bw, peak_bw, many_bw);
 enabled!(
     Vnni,
@@ -186,19 +205,7 @@ impl Vectors for Vnni {
     vectors_512!(block_vnni, expand_vnni, peak_vnni);
     many_in_vectors!(many_vnni);
     const MANY_ROWS_MIN: usize = 65;
-    const ACCUMULATE_MAX: usize = usize::MAX;
-
-    #[inline(always)]
-    unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: the caller has AVX-512 VNNI.
-        unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
-        // SAFETY: the caller has AVX-512.
-        unsafe { _mm512_add_epi32(total, sum) }
-    }
+    accumulate_by_vnni!();
 }
 
 // Declared after the macros that they use.

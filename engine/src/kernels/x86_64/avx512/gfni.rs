@@ -24,19 +24,7 @@ impl Vectors for Gfni {
     many_in_vectors!(many_gfni);
     const MANY_ROWS_MIN: usize = 12;
     const CHUNKS: [usize; 2] = [48, 96];
-    const ACCUMULATE_MAX: usize = usize::MAX;
-
-    #[inline(always)]
-    unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: the caller has AVX-512 VNNI.
-        unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
-        // SAFETY: the caller has AVX-512.
-        unsafe { _mm512_add_epi32(total, sum) }
-    }
+    accumulate_by_vnni!();
 }
 
 impl TwoBits for Gfni {
