@@ -1,6 +1,12 @@
 //! Rows of Parquet files, read page by page.
 
-use std::fs::File;
+mod bounded;
+mod heads;
+
+use std::{
+    fs::File,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use parquet::{
     errors::ParquetError,
@@ -8,6 +14,7 @@ use parquet::{
     record::reader::RowIter,
 };
 
+use self::bounded::BoundedFile;
 use super::{Row, Rows};
 use crate::DataError;
 
@@ -25,9 +32,21 @@ fn damaged(name: &str, error: &ParquetError) -> DataError {
     DataError::Parquet { name: name.to_owned(), cause: error.to_string() }
 }
 
+/// Calls the reader, which panics at some damaged files.
+fn read<T>(name: &str, call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataError> {
+    let called = catch_unwind(AssertUnwindSafe(call));
+    let called = called.unwrap_or_else(|_| Err(ParquetError::General("it is damaged".to_owned())));
+    called.map_err(|error| damaged(name, &error))
+}
+
 impl ParquetRows {
     pub fn open(name: String, file: File) -> Result<Self, DataError> {
-        let reader = SerializedFileReader::new(file).map_err(|error| damaged(&name, &error))?;
+        let reader = read(&name, || {
+            let file = BoundedFile::open(file)?;
+            let reader = SerializedFileReader::new(file.clone())?;
+            file.bound_pages(reader.metadata())?;
+            Ok(reader)
+        })?;
         let meta = reader.metadata().file_metadata();
         let columns = meta.schema().get_fields().iter().map(|field| field.name().to_owned());
         let (columns, count) = (columns.collect(), meta.num_rows());
@@ -43,18 +62,24 @@ impl Rows for ParquetRows {
     }
 
     fn next(&mut self) -> Result<Option<Row>, DataError> {
-        match self.rows.next() {
+        let next = || {
+            let row = self.rows.next().transpose()?;
+            // The reader's own form of a value.
+            let values = |row: parquet::record::Row| {
+                let columns = row.into_columns().into_iter();
+                columns.map(|(name, field)| (name, field.to_json_value())).collect()
+            };
+            Ok(row.map(values))
+        };
+        match read(&self.name, next)? {
             None if self.read < self.count => {
                 let cause = format!("it ends after {} of {} rows", self.read, self.count);
                 Err(DataError::Parquet { name: self.name.clone(), cause })
             }
             None => Ok(None),
-            Some(Err(error)) => Err(damaged(&self.name, &error)),
-            Some(Ok(row)) => {
+            Some(values) => {
                 self.read += 1;
-                let values = row.into_columns().into_iter();
-                let values = values.map(|(name, field)| (name, field.to_json_value()));
-                Ok(Some(Row::Values(values.collect())))
+                Ok(Some(Row::Values(values)))
             }
         }
     }
