@@ -2,8 +2,9 @@
 
     cargo build --release
     python3 benches/million_lines.py [--lines 1000000] [--tritmill target/release/tritmill]
+    python3 benches/million_lines.py --redis redis://localhost --database postgres://tritmill@localhost/empty
 
-Starts `tritmill standalone` with the built-in model over a new file, uploads a file of lines with one token each, creates a batch, polls it while it
+Starts `tritmill standalone` with the built-in model over a new file, or over servers, uploads a file of lines with one token each, creates a batch, polls it while it
 runs, reads all results by their cursor, runs 1,000 named lines again, and reads the results that are new. Prints the longest call of each kind, the
 rate of the cursor, and the largest resident memory of the process. Needs no other package than Python's own, and some minutes.
 """
@@ -12,6 +13,7 @@ import argparse
 import http.client
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,13 +29,14 @@ def line(number):
 
 
 class Service:
-    def __init__(self, program, folder, lines):
-        words = [program, "standalone", "--json", "--model", "demo", "--api", "127.0.0.1:0", "--store", os.path.join(folder, "store"),
-                 "--max-batch-lines", str(lines), "--max-sequences", "256"]
+    def __init__(self, program, folder, lines, redis, database):
+        store = ["--redis", redis, "--database", database] if database else ["--store", os.path.join(folder, "store")]
+        words = [program, "standalone", "--json", "--model", "demo", "--api", "127.0.0.1:0", "--max-batch-lines", str(lines),
+                 "--first-key-file", os.path.join(folder, "key"), "--max-sequences", "256"] + store
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         ready = json.loads(self.process.stdout.readline())
         self.address, self.key = ready["api"], ready["first_key"]
-        self.longest, self.calls = {}, {}
+        self.took = {}
 
     def call(self, kind, method, path, body=None, headers=None):
         """Returns the parsed answer, and notes how long the call took."""
@@ -45,8 +48,7 @@ class Service:
         content = answer.read()
         connection.close()
         took = time.perf_counter() - began
-        self.longest[kind] = max(self.longest.get(kind, 0), took)
-        self.calls[kind] = self.calls.get(kind, 0) + 1
+        self.took.setdefault(kind, []).append(took)
         if answer.status != 200:
             sys.exit(f"{method} {path}: {answer.status} {content[:500]!r}")
         return content if answer.getheader("content-type", "").startswith("application/x-ndjson") else json.loads(content)
@@ -107,13 +109,17 @@ def main():
     a.add_argument("--lines", type=int, default=1_000_000)
     a.add_argument("--again", type=int, default=1000, help="lines that run again")
     a.add_argument("--tritmill", default=os.path.join(HERE, "../target/release/tritmill"))
+    a.add_argument("--redis", help="URL of Redis, with --database")
+    a.add_argument("--database", help="URL of a Postgres database without Tritmill's tables")
     args = a.parse_args()
+    if bool(args.redis) != bool(args.database):
+        a.error("--redis and --database go together")
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "in.jsonl")
         with open(path, "wb") as file:
             for number in range(args.lines):
                 file.write(line(number))
-        service = Service(os.path.abspath(args.tritmill), folder, args.lines)
+        service = Service(os.path.abspath(args.tritmill), folder, args.lines, args.redis, args.database)
         try:
             file = upload(service, path)
             asked = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
@@ -128,8 +134,8 @@ def main():
             done, seconds = until(service, batch, "completed")
             again, _, _ = read_all(service, batch, cursor)
             print(f"{len(names)} lines again: {done['request_counts']} after {seconds:.0f} s, {again} new results")
-            for kind, longest in service.longest.items():
-                print(f"{kind:32} {service.calls[kind]:6} calls, the longest {longest:.3f} s")
+            for kind, took in service.took.items():
+                print(f"{kind:32} {len(took):6} calls, median {statistics.median(took):.3f} s, the longest {max(took):.3f} s")
             print(f"largest resident memory: {service.memory():.0f} MiB")
         finally:
             service.process.terminate()

@@ -180,6 +180,10 @@ async fn file_is_visible_to_its_tenant_from_completion_to_expiry() {
         store.put_chunk(new.id, 1, ChunkContent::Bytes(b"end")).await.unwrap();
         assert_eq!(store.file(&acme, new.id).await.unwrap(), None);
         assert!(store.files(&acme, None, ALL).await.unwrap().is_empty());
+        // More than one statement of a sweep deletes.
+        for number in 3..40 {
+            store.put_chunk(new.id, number, ChunkContent::Bytes(b"more")).await.unwrap();
+        }
         let (size, hour) = (FILE_CHUNK_BYTES as u64 + 3, Duration::from_secs(3600));
         let until = store.now().await.unwrap().after(hour);
         store.complete_file(new.id, size, Some(until)).await.unwrap();
@@ -207,7 +211,9 @@ async fn file_is_visible_to_its_tenant_from_completion_to_expiry() {
         rig.advance(hour);
         assert_eq!(store.file(&acme, new.id).await.unwrap(), None);
         assert_eq!(store.sweep_files().await.unwrap(), 1);
-        assert_eq!(store.chunk(new.id, 0).await.unwrap(), None);
+        for number in [0, 20, 39] {
+            assert_eq!(store.chunk(new.id, number).await.unwrap(), None);
+        }
         let torn = file(&acme);
         store.create_file(&torn).await.unwrap();
         assert_eq!(store.sweep_files().await.unwrap(), 0);

@@ -86,7 +86,10 @@ pub(super) async fn step(
     }
     let started = Instant::now();
     let Counted { open, changed, ended, .. } = count(app, claim).await?;
-    numbering::number(app, claim, ended, &mut budget).await?;
+    let counting = started.elapsed() * COUNT_SHARE;
+    claim.batch.steps.count_at = Some(now.after(COUNT_SUBMITTING.max(counting)));
+    // While lines are left to submit, they would take the whole budget, and no result could be read.
+    numbering::number(app, claim, ended, &mut Budget::new()).await?;
     if open == 0 && matches!(submitted, Submitted::All) && !claim.batch.is_open {
         claim.batch.enter(BatchState::Finalizing, now);
         save(app, claim, BatchWrites::default()).await?;
@@ -99,10 +102,10 @@ pub(super) async fn step(
     let changed_at = claim.batch.steps.changed_at.or(claim.batch.at.in_progress).unwrap_or(now);
     let longest = if claim.batch.is_open { COUNT_OPEN } else { COUNT_LAST };
     let wait = (now.since(changed_at) / COUNT_PER_IDLE).clamp(COUNT_FIRST, longest);
-    let counting = started.elapsed() * COUNT_SHARE;
     Ok(match submitted {
         Submitted::More => Next::Now,
-        Submitted::Busy(retry) => Next::After(busy(retry).max(counting)),
+        // The queue may run dry before the next count.
+        Submitted::Busy(retry) => Next::After(busy(retry)),
         Submitted::All => Next::After(wait.max(counting)),
     })
 }

@@ -81,7 +81,7 @@ pub struct BatchWrites<'a> {
     pub chunks: &'a [FileChunk<'a>],
     /// Files to complete, with their sizes and expiry times.
     pub files: &'a [(FileId, u64, Option<Timestamp>)],
-    /// Output files to delete, which these files replace.
+    /// Output files that these files replace: they expire.
     pub replaced: &'a [FileId],
     /// Lines that were validated: hashes of their `custom_id`s, and their numbers.
     pub custom_ids: &'a [NamedLine],

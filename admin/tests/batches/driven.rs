@@ -239,6 +239,8 @@ async fn failed_and_named_lines_run_again_and_the_files_follow() {
         assert_eq!(service.ended_after(id, 0).await, [1, 2, 3, 4, 5]);
         for old in [first.output, first.error_file].into_iter().flatten() {
             assert_eq!(service.rig.store.file(&acme, old).await.unwrap(), None, "replaced");
+            service.rig.store.sweep_files().await.unwrap();
+            assert_eq!(service.rig.store.chunk(old, 0).await.unwrap(), None);
         }
         // Two retries at once: the second is a pass of its own.
         service.change(id, BatchChange::retry_all()).await;

@@ -6,7 +6,10 @@ use tritmill_admin::{
     results::{self, ResultFilter, ResultPage},
     store::batch_ends::{EndOrder, EndsPage, KnownEnd, LineEnd},
 };
-use tritmill_queue::{JobState, store::EndMark};
+use tritmill_queue::{
+    JobState,
+    store::{EndMark, Progress},
+};
 
 use super::*;
 
@@ -106,6 +109,26 @@ async fn finish(store: &Arc<dyn TestStore>, id: BatchId, lines: impl IntoIterato
     let done: Vec<_> =
         claims.iter().map(|claim| finished(claim.claim_ref(), answer("yes"))).collect();
     assert_eq!(store.finish(&done).await.unwrap().len(), ids.len());
+}
+
+#[tokio::test]
+async fn more_jobs_than_one_statement_counts_are_counted() {
+    const LINES: u32 = 50_002;
+    all(async |rig: Rig| {
+        let store = &rig.store;
+        create(store, &tenant("acme")).await;
+        let mut held = claim(store).await.unwrap();
+        let id = held.batch.id;
+        submit(store, &mut held, LINES).await;
+        finish(store, id, [1, 50_000, 50_001, LINES]).await;
+        let counted = store.range_progress(id.all_jobs()).await.unwrap();
+        let expected =
+            Progress { completed: 4, queued: u64::from(LINES) - 4, ..Progress::default() };
+        assert_eq!(counted, expected);
+        let part = store.range_progress(id.jobs(2, 50_001)).await.unwrap();
+        assert_eq!((part.completed, part.queued), (2, 49_998));
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -146,7 +146,9 @@ async fn write(
         files::complete(*file, *size_bytes, *expires_at).execute(&mut *connection).await?;
     }
     for file in writes.replaced {
-        query("DELETE FROM files WHERE id = $1").bind(file.0).execute(&mut *connection).await?;
+        // It may be large, and other calls wait for this transaction: the sweep deletes it in parts.
+        let expire = query("UPDATE files SET expires_at = 0 WHERE id = $1");
+        expire.bind(file.0).execute(&mut *connection).await?;
     }
     if !writes.custom_ids.is_empty() {
         add_custom_ids(connection, id, writes.custom_ids).await?;

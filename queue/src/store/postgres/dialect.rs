@@ -64,6 +64,13 @@ macro_rules! end_mark {
     };
 }
 
+/// A column: Postgres knows by itself when an index helps.
+macro_rules! unindexed {
+    ($column:expr) => {
+        $column
+    };
+}
+
 /// Locks the selected rows.
 macro_rules! for_update {
     () => {
@@ -86,6 +93,10 @@ pub(super) type Db = Postgres;
 /// What a column of metadata must contain, around the parameters of name and value.
 pub(super) const METADATA_HAS: [&str; 3] =
     ["metadata @> jsonb_build_object(", "::text, ", "::text)"];
+
+/// Counts the jobs of a range of ids by state.
+pub(super) const RANGE_COUNTS: &str =
+    "SELECT state, count(*) AS jobs FROM all_jobs WHERE id BETWEEN $1 AND $2 GROUP BY state";
 
 /// An id as text, in the same order. Postgres has no minimum of UUIDs before release 18.
 pub(super) const ID_TEXT: &str = "id::text";

@@ -69,6 +69,31 @@ macro_rules! other_deadline {
     };
 }
 
+/// Ends of a range after the mark `$3` of the job `$4`; `$1` and `$2` are the range's bounds.
+macro_rules! ends_after {
+    ($of_result:expr, $of_job:expr) => {
+        concat!(
+            "SELECT jobs.id, state, finished_at, ",
+            end_mark!(),
+            " AS mark
+             FROM results JOIN jobs ON jobs.id = results.job_id AND ",
+            $of_job,
+            " BETWEEN $1 AND $2
+             WHERE ",
+            $of_result,
+            " BETWEEN $1 AND $2 AND outcome IS NOT NULL
+               AND ",
+            end_mark!(),
+            " >= $3 AND (",
+            end_mark!(),
+            ", results.job_id) > ($3, $4)
+             ORDER BY ",
+            end_mark!(),
+            ", results.job_id LIMIT $5"
+        )
+    };
+}
+
 /// Returns up to `max` open jobs of a range by a statement, of which the caller has bound the parameters before `LIMIT`.
 async fn find(
     store: &SqlStore,
@@ -121,11 +146,7 @@ fn end(row: &Row) -> Result<JobEnd, StoreError> {
 #[async_trait]
 impl JobRanges for SqlStore {
     async fn range_progress(&self, ids: RangeInclusive<JobId>) -> Result<Progress, StoreError> {
-        let counts = query(concat!(
-            "SELECT state, count(*) AS jobs FROM ",
-            all_jobs!(),
-            " WHERE id BETWEEN $1 AND $2 GROUP BY state"
-        ));
+        let counts = query(dialect::RANGE_COUNTS);
         let counts = counts.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
         let mut progress = Progress::default();
         for row in &self.fetch_all(counts).await? {
@@ -316,21 +337,12 @@ impl JobRanges for SqlStore {
         mark: EndMark,
         max: u32,
     ) -> Result<JobEnds, StoreError> {
-        let found = query(concat!(
-            "SELECT jobs.id, state, finished_at, ",
-            end_mark!(),
-            " AS mark
-             FROM results JOIN jobs ON jobs.id = results.job_id AND jobs.id BETWEEN $1 AND $2
-             WHERE results.job_id BETWEEN $1 AND $2 AND outcome IS NOT NULL
-               AND ",
-            end_mark!(),
-            " >= $3 AND (",
-            end_mark!(),
-            ", results.job_id) > ($3, $4)
-             ORDER BY ",
-            end_mark!(),
-            ", results.job_id LIMIT $5"
-        ));
+        // Beginning at the first end, a range has few ends; later, few ends come after the mark.
+        let found = match mark == EndMark::default() {
+            true => ends_after!("results.job_id", "jobs.id"),
+            false => ends_after!(unindexed!("results.job_id"), unindexed!("jobs.id")),
+        };
+        let found = query(found);
         let (at, after) = mark.parts();
         let found = found
             .bind(Uuid::from(*ids.start()))

@@ -76,16 +76,21 @@ async fn last_result(tx: &mut Connection) -> Result<i64, StoreError> {
 /// Counts unfinished jobs along the index by queue and state.
 async fn observe_open(tx: &mut Connection, observed: &mut Observations) -> Result<(), StoreError> {
     let queues = query(
-        "WITH RECURSIVE queue (model, format) AS (
-             SELECT * FROM (SELECT model, format FROM jobs ORDER BY model, format LIMIT 1)
+        // Each step is one search of the index, however many jobs a queue has.
+        "WITH RECURSIVE models (model) AS (
+             SELECT min(model) FROM jobs
              UNION ALL
-             SELECT (SELECT model FROM jobs WHERE (model, format) > (queue.model, queue.format)
-                     ORDER BY model, format LIMIT 1),
-                    (SELECT format FROM jobs WHERE (model, format) > (queue.model, queue.format)
-                     ORDER BY model, format LIMIT 1)
-             FROM queue WHERE queue.model IS NOT NULL
+             SELECT (SELECT min(model) FROM jobs WHERE jobs.model > models.model)
+             FROM models WHERE models.model IS NOT NULL
+         ), queues (model, format) AS (
+             SELECT model, (SELECT min(format) FROM jobs WHERE jobs.model = models.model)
+             FROM models WHERE model IS NOT NULL
+             UNION ALL
+             SELECT model, (SELECT min(format) FROM jobs
+                            WHERE jobs.model = queues.model AND jobs.format > queues.format)
+             FROM queues WHERE format IS NOT NULL
          )
-         SELECT model, format FROM queue WHERE model IS NOT NULL",
+         SELECT model, format FROM queues WHERE format IS NOT NULL",
     )
     .fetch_all(&mut *tx)
     .await?;
