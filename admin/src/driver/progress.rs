@@ -87,7 +87,9 @@ pub(super) async fn step(
     let started = Instant::now();
     let Counted { open, changed, ended, .. } = count(app, claim).await?;
     let counting = started.elapsed() * COUNT_SHARE;
-    claim.batch.steps.count_at = Some(now.after(COUNT_SUBMITTING.max(counting)));
+    if is_count_due {
+        claim.batch.steps.count_at = Some(now.after(COUNT_SUBMITTING.max(counting)));
+    }
     // While lines are left to submit, they would take the whole budget, and no result could be read.
     numbering::number(app, claim, ended, &mut Budget::new()).await?;
     if open == 0 && matches!(submitted, Submitted::All) && !claim.batch.is_open {
