@@ -246,10 +246,10 @@ fn files_that_claim_too_much_are_refused() {
 
     refused(
         &Made::new(SNAPPY, vec![0; 9], 1 << 30),
-        "need 1024 MiB of memory, and may need 256 MiB",
+        "the size of the pages that must be open at once is 1024 MiB, and may be 256 MiB",
     );
     let claim = Made::new(PLAIN, page.clone(), 100 << 20);
-    refused(&Made { columns: 3, ..claim }, "need 300 MiB");
+    refused(&Made { columns: 3, ..claim }, "is 300 MiB");
     let zeros = value(&vec![b'0'; 32 << 20]);
     refused(&Made::new(GZIP, gzip(&zeros), 9), "a page has more bytes than it says");
     refused(&Made { depth: 200_000, ..good() }, "nested more than 64 deep");
@@ -260,7 +260,7 @@ fn files_that_claim_too_much_are_refused() {
     let tail = footer.len() - 8;
     footer[tail..tail + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     let error = read(&footer).unwrap_err();
-    assert!(error.contains("its footer need"), "{error}");
+    assert!(error.contains("the size of its footer is 4095 MiB, and may be 16 MiB"), "{error}");
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn refused(problem: &str) -> ParquetError {
 
 fn over(what: &str, bytes: u64, bytes_max: u64) -> ParquetError {
     let (bytes, most) = (bytes >> 20, bytes_max >> 20);
-    ParquetError::General(format!("{what} need {bytes} MiB of memory, and may need {most} MiB"))
+    ParquetError::General(format!("the size of {what} is {bytes} MiB, and may be {most} MiB"))
 }
 
 impl Length for BoundedFile {
