@@ -39,6 +39,7 @@ mod progress;
 mod rerun;
 mod retries;
 mod stored_answers;
+mod sweep;
 mod validate;
 
 use std::{sync::Arc, time::Duration};
@@ -79,8 +80,6 @@ const STEP_WITHIN: Duration = Duration::from_secs(300);
 const FAILURES_MAX: u64 = 2;
 /// Pause between two tries to release a batch while the store is away.
 const RELEASE_AGAIN: Duration = Duration::from_millis(500);
-/// Pause between two sweeps of files.
-const SWEEP: Duration = Duration::from_secs(3600);
 
 /// A step ended early.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +114,6 @@ pub struct Driver {
     steps: JoinSet<Duration>,
     claim_at: Instant,
     probe_at: Instant,
-    sweep_at: Instant,
     /// Whether a suspect batch is due. It waits until the running steps have ended.
     has_suspect: bool,
 }
@@ -126,21 +124,18 @@ impl Driver {
     pub fn new(app: App, owner: String, stop: watch::Receiver<bool>) -> Self {
         let now = Instant::now();
         let (steps, has_suspect) = (JoinSet::new(), false);
-        Self { app, owner, stop, steps, claim_at: now, probe_at: now, sweep_at: now, has_suspect }
+        Self { app, owner, stop, steps, claim_at: now, probe_at: now, has_suspect }
     }
 
     /// Runs until it is stopped, then releases its batches.
     pub async fn run(mut self) {
         let (app, mut stop) = (self.app.clone(), self.stop.clone());
         let erasing = tokio::spawn(erase::run(app.clone(), stop.clone()));
-        let sweeping = tokio::spawn(objects::run(app.clone(), stop.clone()));
+        let sweeping = tokio::spawn(sweep::run(app.clone(), stop.clone()));
+        let sweeping_objects = tokio::spawn(objects::run(app.clone(), stop.clone()));
         loop {
             while let Some(ended) = self.steps.try_join_next() {
                 self.step_ended(ended);
-            }
-            if self.sweep_at <= Instant::now() {
-                self.sweep().await;
-                self.sweep_at = Instant::now() + SWEEP;
             }
             self.begin_steps().await;
             app.metrics.batches_driven.set(i64::try_from(self.steps.len()).unwrap_or(i64::MAX));
@@ -156,7 +151,7 @@ impl Driver {
         while self.steps.join_next().await.is_some() {}
         app.sources.clear();
         app.exports.clear();
-        let _ = (erasing.await, sweeping.await);
+        let _ = (erasing.await, sweeping.await, sweeping_objects.await);
     }
 
     fn step_ended(&mut self, ended: Result<Duration, tokio::task::JoinError>) {
@@ -207,23 +202,6 @@ impl Driver {
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot claim batches, trying again"),
-        }
-    }
-
-    async fn sweep(&self) {
-        let store = &self.app.store;
-        match store.sweep_files().await {
-            Ok(0) => {}
-            Ok(files) => {
-                tracing::info!(files, "deleted files that expired or were never completed")
-            }
-            Err(error) => tracing::warn!(%error, "cannot sweep files, trying again in an hour"),
-        }
-        if let Err(error) = store.sweep_calls().await {
-            tracing::warn!(%error, "cannot sweep idempotency keys, trying again in an hour");
-        }
-        if let Err(error) = store.sweep_batches().await {
-            tracing::warn!(%error, "cannot sweep batches, trying again in an hour");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio::{sync::watch, time::sleep};
 
-use super::SWEEP;
+use super::sweep::SWEEP;
 use crate::App;
 
 /// Runs until it is stopped. Chunks that two processes delete at the same time are deleted once.

@@ -99,6 +99,8 @@ pub(super) async fn step(
     }
     if changed {
         claim.batch.steps.changed_at = Some(now);
+    }
+    if changed || is_count_due {
         save(app, claim, BatchWrites::default()).await?;
     }
     let changed_at = claim.batch.steps.changed_at.or(claim.batch.at.in_progress).unwrap_or(now);

@@ -20,8 +20,11 @@ const GZIP: i32 = 2;
 
 type Output<'a> = TCompactOutputProtocol<&'a mut Vec<u8>>;
 
-/// Writes a struct: its fields with their numbers.
-fn record(to: &mut Output<'_>, fields: &mut [(i16, TType, &mut dyn FnMut(&mut Output<'_>))]) {
+/// A field of a struct: its number, its type, and what writes it.
+type Field<'a> = (i16, TType, &'a mut dyn FnMut(&mut Output<'_>));
+
+/// Writes a struct.
+fn record(to: &mut Output<'_>, fields: &mut [Field<'_>]) {
     to.write_struct_begin(&TStructIdentifier::new("")).unwrap();
     for (id, of, write) in fields {
         to.write_field_begin(&TFieldIdentifier::new("", *of, *id)).unwrap();

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 
 use tritmill_queue::{StoreError, Tenant, Timestamp, store::Page};
+use uuid::Uuid;
 
 use super::{Connection, Query, Row, SqlStore, query, rows, storable};
 use crate::store::files::{
@@ -38,6 +39,8 @@ macro_rules! expired {
 
 /// Chunks of expired files that one statement deletes: a tenth of a second, for which other calls of the embedded store wait.
 const SWEPT_AT_ONCE: i64 = 16;
+/// Files up to this size are deleted whole.
+const SWEPT_WHOLE_BYTES: i64 = SWEPT_AT_ONCE * FILE_CHUNK_BYTES as i64;
 
 /// A page of files, in one direction.
 macro_rules! page_sql {
@@ -300,14 +303,13 @@ impl Files for SqlStore {
     }
 
     async fn sweep_files(&self) -> Result<u64, StoreError> {
-        let part = concat!(
-            "DELETE FROM file_chunks WHERE (file_id, number) IN (
-                 SELECT file_id, number FROM files JOIN file_chunks ON file_id = id WHERE ",
-            expired!(),
-            " LIMIT $2)"
-        );
-        while self.execute(query(part).bind(self.clock_parameter()).bind(SWEPT_AT_ONCE)).await? > 0
-        {
+        let large = concat!("SELECT id FROM files WHERE size_bytes > $2 AND ", expired!());
+        let large = query(large).bind(self.clock_parameter()).bind(SWEPT_WHOLE_BYTES);
+        for row in &self.fetch_all(large).await? {
+            let id: Uuid = rows::get(row, "id")?;
+            let part = "DELETE FROM file_chunks WHERE file_id = $1 AND number IN
+                 (SELECT number FROM file_chunks WHERE file_id = $1 LIMIT $2)";
+            while self.execute(query(part).bind(id).bind(SWEPT_AT_ONCE)).await? > 0 {}
         }
         let sweep = concat!(
             "DELETE FROM files WHERE (size_bytes IS NULL AND created_at < ",

@@ -87,6 +87,8 @@ macro_rules! for_share {
 
 /// How much later than its [`end_mark`] the end of a job may be seen, without notice: two seconds.
 pub(super) const ENDS_COMMITTED_LATE: i64 = 2000;
+/// The newest end of all is not asked for: later ones may have an earlier mark.
+pub(super) const NEWEST_END: Option<&str> = None;
 
 pub(super) type Db = Postgres;
 
@@ -97,6 +99,8 @@ pub(super) const METADATA_HAS: [&str; 3] =
 /// Counts the jobs of a range of ids by state.
 pub(super) const RANGE_COUNTS: &str =
     "SELECT state, count(*) AS jobs FROM all_jobs WHERE id BETWEEN $1 AND $2 GROUP BY state";
+/// Other statements for ranges with many jobs: none are needed.
+pub(super) const RANGE_COUNTS_OF_MANY: Option<[&str; 2]> = None;
 
 /// An id as text, in the same order. Postgres has no minimum of UUIDs before release 18.
 pub(super) const ID_TEXT: &str = "id::text";

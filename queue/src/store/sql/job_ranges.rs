@@ -146,8 +146,16 @@ fn end(row: &Row) -> Result<JobEnd, StoreError> {
 #[async_trait]
 impl JobRanges for SqlStore {
     async fn range_progress(&self, ids: RangeInclusive<JobId>) -> Result<Progress, StoreError> {
-        let counts = query(dialect::RANGE_COUNTS);
-        let counts = counts.bind(Uuid::from(*ids.start())).bind(Uuid::from(*ids.end()));
+        let (first, last) = (Uuid::from(*ids.start()), Uuid::from(*ids.end()));
+        let counts = match dialect::RANGE_COUNTS_OF_MANY {
+            Some([is_many, of_many]) => {
+                let is_many = query(is_many).bind(first).bind(last);
+                let is_many = self.fetch_optional(is_many).await?.is_some();
+                if is_many { of_many } else { dialect::RANGE_COUNTS }
+            }
+            None => dialect::RANGE_COUNTS,
+        };
+        let counts = query(counts).bind(first).bind(last);
         let mut progress = Progress::default();
         for row in &self.fetch_all(counts).await? {
             *progress.counter(rows::state(row)?) = rows::count(row, "jobs")?;
@@ -337,6 +345,11 @@ impl JobRanges for SqlStore {
         mark: EndMark,
         max: u32,
     ) -> Result<JobEnds, StoreError> {
+        // All that has ended now is before this mark, or in this page.
+        let newest = match dialect::NEWEST_END {
+            Some(newest) => Some(rows::integer(&self.fetch_one(query(newest)).await?, "mark")?),
+            None => None,
+        };
         // Beginning at the first end, a range has few ends; later, few ends come after the mark.
         let found = match mark == EndMark::default() {
             true => ends_after!("results.job_id", "jobs.id"),
@@ -352,13 +365,15 @@ impl JobRanges for SqlStore {
             .bind(i64::from(max));
         let found = self.fetch_all(found).await?;
         let ends: Vec<JobEnd> = found.iter().map(end).collect::<Result<_, _>>()?;
-        let resume = ends.last().map_or(mark, |last| {
-            let (at, id) = last.mark.parts();
-            match dialect::ENDS_COMMITTED_LATE {
-                0 => EndMark::new(at, id),
-                late => EndMark::before_all_of(at - late),
+        let last = ends.last().map_or(mark, |last| last.mark);
+        let resume = match newest {
+            Some(newest) if ends.len() < max as usize => {
+                EndMark::before_all_of(newest.max(last.parts().0) + 1)
             }
-        });
+            Some(_) => last,
+            None if ends.is_empty() => mark,
+            None => EndMark::before_all_of(last.parts().0 - dialect::ENDS_COMMITTED_LATE),
+        };
         Ok(JobEnds { ends, resume })
     }
 

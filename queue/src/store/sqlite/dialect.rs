@@ -89,6 +89,9 @@ macro_rules! for_share {
 
 /// How much later than its [`end_mark`] the end of a job may be seen: there is one connection.
 pub(super) const ENDS_COMMITTED_LATE: i64 = 0;
+/// The newest end of all: what ends later has a later mark.
+pub(super) const NEWEST_END: Option<&str> =
+    Some("SELECT coalesce(max(seq), 0) AS mark FROM results");
 
 pub(super) type Db = Sqlite;
 
@@ -96,9 +99,14 @@ pub(super) type Db = Sqlite;
 pub(super) const METADATA_HAS: [&str; 3] =
     ["EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ", " AND value = ", ")"];
 
-/// Counts the jobs of a range of ids by state. The table is large and has no index by id and state; what most jobs are in, completed, is
-/// what is left of all.
-pub(super) const RANGE_COUNTS: &str = "
+/// Counts the jobs of a range of ids by state, by reading them.
+pub(super) const RANGE_COUNTS: &str =
+    "SELECT state, count(*) AS jobs FROM jobs WHERE id BETWEEN $1 AND $2 GROUP BY state";
+/// Whether a range has many jobs; and how they are counted: by indexes. The table is large and has no index by id and state. All queued jobs
+/// are read; what most jobs are in, completed, is what is left of all.
+pub(super) const RANGE_COUNTS_OF_MANY: Option<[&str; 2]> = Some([
+    "SELECT 1 FROM jobs WHERE id BETWEEN $1 AND $2 LIMIT 1 OFFSET 10000",
+    "
 WITH other (state, jobs) AS (
     SELECT state, count(*) FROM jobs INDEXED BY jobs_set_apart
     WHERE state IN ('scheduled', 'retrying', 'failed', 'cancelled', 'expired')
@@ -113,7 +121,8 @@ WITH other (state, jobs) AS (
 SELECT state, jobs FROM other
 UNION ALL
 SELECT 'completed', (SELECT count(*) FROM jobs WHERE id BETWEEN $1 AND $2)
-                    - (SELECT sum(jobs) FROM other)";
+                    - (SELECT sum(jobs) FROM other)",
+]);
 
 /// An id as text, in the same order.
 pub(super) const ID_TEXT: &str = "hex(id)";
