@@ -368,7 +368,8 @@ impl JobRanges for SqlStore {
         let last = ends.last().map_or(mark, |last| last.mark);
         let resume = match newest {
             Some(newest) if ends.len() < max as usize => {
-                EndMark::before_all_of(newest.max(last.parts().0) + 1)
+                let seen = ends.last().map_or(newest, |last| newest.max(last.mark.parts().0));
+                EndMark::before_all_of(mark.parts().0.max(seen + 1))
             }
             Some(_) => last,
             None if ends.is_empty() => mark,
