@@ -19,6 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   tritmill bench sampling
   tritmill bench sampling --model /tmp/bitnet-2b --batch 1,8,32 --json
+  tritmill bench sampling --model /tmp/bitnet-2b --batch 32 --only 'top_p 0.9,top_k 40'
 
 Each repetition measures all parameters one after another. Every step computes one token of each sequence: drafts are
 off. Prints medians, the shares of greedy decoding in the same repetition, and the share of draws with
@@ -28,14 +29,15 @@ Penalties apply to the prompt and to the answer so far.";
 /// Parameters by name; all other ones are the defaults.
 type Kind = (&'static str, fn(&mut SamplingParams));
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     ("greedy", |params| params.temperature = 0.0),
     ("temperature 1", |_| {}),
     ("temperature 0.6", |params| params.temperature = 0.6),
     ("min_p 0.05", |params| params.min_p = 0.05),
     ("top_k 40", |params| params.top_k = 40),
     ("top_p 0.9", |params| params.top_p = 0.9),
-    ("top_p, penalties", |params| {
+    ("top_p 0.9 at 0.6", |params| (params.top_p, params.temperature) = (0.9, 0.6)),
+    ("top_p and penalties", |params| {
         (params.top_p, params.repetition_penalty, params.frequency_penalty) = (0.9, 1.1, 0.2);
     }),
     ("logprobs 5", |params| params.logprobs = Some(5)),
@@ -56,6 +58,9 @@ pub struct Arguments {
     /// Tokens of each answer
     #[arg(long, value_name = "N", default_value = "48")]
     generate: NonZeroUsize,
+    /// Measure these parameters only, as the output names them; greedy decoding always
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = KINDS.map(|(name, _)| name))]
+    only: Vec<String>,
     /// Repetitions
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
@@ -88,14 +93,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let vocab_size = model.config().vocab_size;
     if !arguments.json {
         output::line(format_args!("{}, {} tokens per answer", model.name(), generate))?;
-        output::line("batch   parameters        tokens/s   of greedy   all logits")?;
+        output::line("batch   parameters            tokens/s   of greedy   all logits")?;
     }
+    let wants = |name: &str| {
+        let only = &arguments.only;
+        only.is_empty() || name == KINDS[0].0 || only.iter().any(|only| only == name)
+    };
     let mut all = Vec::new();
     for batch in arguments.batch.iter().map(|batch| batch.get()) {
         let mut rows: [Row; KINDS.len()] = Default::default();
         for repetition in 0..arguments.repetitions.get() {
             let mut greedy = 0.0;
-            for ((name, change), row) in KINDS.iter().zip(&mut rows) {
+            for ((name, change), row) in
+                KINDS.iter().zip(&mut rows).filter(|(kind, _)| wants(kind.0))
+            {
                 let mut sampling = SamplingParams {
                     max_tokens: generate,
                     ignore_eos: true,
@@ -115,7 +126,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 row.shares.push(rate / greedy);
             }
         }
-        for ((name, _), row) in KINDS.iter().zip(&mut rows) {
+        for ((name, _), row) in KINDS.iter().zip(&mut rows).filter(|(kind, _)| wants(kind.0)) {
             let (rate, share) = (median(&mut row.rates), median(&mut row.shares));
             let (undecided, draws) = row.undecided;
             let undecided = undecided as f64 / draws.max(1) as f64;
@@ -127,7 +138,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             } else {
                 let (share, undecided) = (100.0 * share, 100.0 * undecided);
                 output::line(format_args!(
-                    "{batch:>5}   {name:<16} {rate:>9.1}   {share:>6.1} %   {undecided:>7.1} %"
+                    "{batch:>5}   {name:<20} {rate:>9.1}   {share:>6.1} %   {undecided:>7.1} %"
                 ))?;
             }
         }

@@ -75,3 +75,11 @@ pub fn second<T>(at: *const T) {
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;
 }
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Prefetches all cache lines of some bytes into the second cache.
+pub fn all(bytes: &[u8]) {
+    bytes.iter().step_by(LINE).for_each(|byte| second(byte));
+}

@@ -9,13 +9,11 @@
 //! ```
 //!
 //! [`dots`] multiplies the first digits by all rows, or [`six_dots`] both digits by the high six bits of
-//! all rows. [`both_dots`] then multiplies both digits by the rows that are not ruled out. All are
+//! all rows. [`second_dot`] and [`both_dots`] then multiply both digits by the rows that are not ruled out. All are
 //! exact: `Σ_k (h[k] + half) · row[k]`, from which the caller subtracts `half · Σ row`.
 //!
 //! With VNNI a digit has 8 bits. Without VNNI, `vpmaddubsw` adds two products in int16: 2 · 127 · 127
 //! = 32258 fits, so a digit has 7; the same with NEON: its `sdot` takes signed bytes. A sum of [`LEN_MAX`] products is below 2^31 either way.
-
-use std::ops::Range;
 
 use bytemuck::Zeroable;
 
@@ -27,7 +25,7 @@ pub mod six;
 #[cfg(test)]
 mod tests;
 
-pub use estimate::{Bounds, Products, RangeNoise};
+pub use estimate::{Bounds, Products, RangeNoise, with_second};
 pub(super) use estimate::{estimate, select_candidates, weigh_below};
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -214,35 +212,26 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
     dots_of(isa, rows, digits.first(), digits, out);
 }
 
-/// Dot products of `rows` `(r, len)` with the second digits of a range of rows, into `out` `(range, r)`.
+/// Returns the dot products of one row with the first and the second digits of row `index`.
 ///
 /// # Panics
 /// As [`dots`].
-pub fn second_dots(isa: Isa, rows: &[i8], digits: &Digits, range: Range<usize>, out: &mut [i32]) {
-    let second: &[u8] = bytemuck::cast_slice(&digits.second);
-    let second = &second[range.start * digits.len..range.end * digits.len];
-    dots_of(isa, rows, second, digits, out);
+pub fn both_dots(isa: Isa, row: &[i8], digits: &Digits, index: usize) -> [i32; 2] {
+    digits.both(index).map(|data| dot(isa, row, data, digits))
 }
 
-/// Returns the dot products of one row with the first and the second digits of row `index`; `first` is
-/// the first product if it is known.
+/// Returns the dot product of one row with the second digits of row `index`.
 ///
 /// # Panics
 /// As [`dots`].
-pub fn both_dots(
-    isa: Isa,
-    row: &[i8],
-    digits: &Digits,
-    index: usize,
-    first: Option<i32>,
-) -> [i32; 2] {
-    let [first_digits, second_digits] = digits.both(index);
-    let dot = |data: &[u8]| {
-        let mut out = [0];
-        dots_of(isa, row, data, digits, &mut out);
-        out[0]
-    };
-    [first.unwrap_or_else(|| dot(first_digits)), dot(second_digits)]
+pub fn second_dot(isa: Isa, row: &[i8], digits: &Digits, index: usize) -> i32 {
+    dot(isa, row, digits.both(index)[1], digits)
+}
+
+fn dot(isa: Isa, row: &[i8], data: &[u8], digits: &Digits) -> i32 {
+    let mut out = [0];
+    dots_of(isa, row, data, digits, &mut out);
+    out[0]
 }
 
 /// Returns whether [`six_dots`] of an ISA is faster than [`dots`] for few rows of digits.

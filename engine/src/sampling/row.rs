@@ -59,8 +59,8 @@ pub struct Threshold {
     pub logit: f32,
     /// Bounds the logits that may be this much below more closely: at least 0.
     pub close: f32,
-    /// The temperature of [`Remainder::weight`]: above 0.
-    pub temperature: f32,
+    /// The temperature of [`Remainder::weight`]: above 0. Without one, the weight is not bounded, which takes less time.
+    pub temperature: Option<f32>,
 }
 
 /// What is known of the tokens below a threshold.
@@ -68,7 +68,7 @@ pub struct Threshold {
 pub struct Remainder {
     /// All tokens with at least this logit were found.
     pub below: f32,
-    /// At least the sum of `exp((logit − below) / temperature)` over the others.
+    /// At least the sum of `exp((logit − below) / temperature)` over the others; ∞ if it is not bounded.
     pub weight: f64,
 }
 
@@ -149,10 +149,12 @@ impl LogitsRow for [f32] {
         found: &mut Vec<TokenLogit>,
     ) -> Result<Option<Remainder>, Infallible> {
         let Threshold { logit: least, temperature, .. } = threshold;
-        let weight = |choice: TokenLogit| {
-            ((f64::from(choice.logit) - f64::from(least)) / f64::from(temperature)).exp()
-        };
-        let weight = every(self).filter(|choice| choice.logit < least).map(weight).sum();
+        let weight = temperature.map_or(f64::INFINITY, |temperature| {
+            let weight = |choice: TokenLogit| {
+                ((f64::from(choice.logit) - f64::from(least)) / f64::from(temperature)).exp()
+            };
+            every(self).filter(|choice| choice.logit < least).map(weight).sum()
+        });
         found.clear();
         found.extend(every(self).filter(|choice| choice.logit >= least));
         Ok(Some(Remainder { below: least, weight }))

@@ -9,9 +9,12 @@ use super::{
     top_k_top_p::{self, Candidate, Filtered},
 };
 
-/// The thresholds that top-p asks for, while a draw is not decided: by their distance from the largest logit, and
-/// the further distance of those with a weight that is bounded closely, in units of the temperature.
-pub(super) const THRESHOLDS: [(f32, f32); 3] = [(5.0, 0.0), (9.0, 3.0), (13.0, 4.0)];
+/// The thresholds that top-p asks for, while a draw is not decided, in units of the temperature: how far they are below the
+/// largest logit, and at least below the logit of the token with the largest noise; and the further distance of logits that are
+/// bounded closely. The tokens with larger logits than that token's decide most draws that take it: the first threshold does not ask
+/// for the weight of the others. A draw that refuses it needs to know that all others weigh little.
+pub(super) const THRESHOLDS: [(f32, f32, f32); 3] =
+    [(0.0, 0.5, 0.0), (10.0, 2.0, 1.0), (13.0, 4.0, 1.0)];
 
 /// Logits that no token can be drawn from. The request fails; others continue.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -230,12 +233,13 @@ fn draw_with_noise<C: LogitSet + ?Sized>(
     let (params, noise) = (metadata.params, metadata.noise());
     let (max, temperature) = (top_k_top_p::largest(logits)?.1, params.temperature);
     let open = |first: u32| {
-        let threshold =
-            THRESHOLDS.get(known.map_or(0, |known| known.asked)).map(|(within, close)| Threshold {
-                logit: max - within * temperature,
-                close: close * temperature,
-                temperature,
-            });
+        let logit = logits.entries().find(|choice| choice.id == first).map_or(max, |c| c.logit);
+        let asked = known.map_or(0, |known| known.asked);
+        let threshold = THRESHOLDS.get(asked).map(|(below_max, below_first, close)| Threshold {
+            logit: (max - below_max * temperature).min(logit - below_first * temperature),
+            close: close * temperature,
+            temperature: (asked > 0).then_some(temperature),
+        });
         Ok(Decision::Open { first, threshold })
     };
     // Top-p finds the first token before it asks for those that may weigh more.
@@ -249,12 +253,14 @@ fn draw_with_noise<C: LogitSet + ?Sized>(
             &mut scratch.filters,
         )?;
         let logit = |kept: &Candidate| TokenLogit { id: kept.token, logit: kept.logit };
-        let of_all = known.filter(|_| lacks_some).map(|known| known.first);
-        let first = of_all.or_else(|| gumbel::argmax(kept.iter().map(logit), &noise));
         let is_certain = |first: u32| {
             let place = kept.binary_search_by_key(&first, |kept| kept.token);
             place.is_ok_and(|place| kept[place].is_certain)
         };
+        // The first of all tokens is the first of those that are kept, if it is one of them.
+        let of_all = known.map(|known| known.first);
+        let of_all = of_all.filter(|first| lacks_some || is_certain(*first));
+        let first = of_all.or_else(|| gumbel::argmax(kept.iter().map(logit), &noise));
         if let Some(known) = known.filter(|_| !first.is_some_and(is_certain)) {
             return open(known.first);
         }

@@ -11,7 +11,12 @@ use super::{
 use crate::{
     files::{Dense, DenseType, Model, ModelError},
     formats::{Format, PackedMatrix, memory::AlignedBytes},
-    kernels::{Isa, float::FloatKernels},
+    kernels::{
+        Isa,
+        float::{FloatKernels, HeadElement},
+        prefetch,
+    },
+    sampling::TokenLogit,
 };
 
 /// Head rows per kernel call and task.
@@ -235,6 +240,66 @@ impl Head {
             Rows::Ternary(_) => unreachable!("a ternary head is a linear"),
             Rows::Absent => unreachable!("embedding models have no logits"),
         }
+    }
+
+    /// Writes the logits of some tokens, in any order, for one hidden row. `scratch` is reused between calls.
+    ///
+    /// # Panics
+    /// As [`Self::logits`].
+    pub fn logits_of(
+        &self,
+        kernels: &FloatKernels,
+        tokens: &mut [TokenLogit],
+        x: &[f32],
+        scratch: &mut Vec<f32>,
+    ) {
+        let len = self.hidden_size;
+        match &self.rows {
+            Rows::Stored { dtype: DenseType::F32, bytes } => {
+                logits_of_rows::<f32>(kernels, bytes, tokens, x);
+            }
+            Rows::Stored { dtype: DenseType::F16, bytes } => {
+                logits_of_rows::<f16>(kernels, bytes, tokens, x);
+            }
+            Rows::Stored { dtype: DenseType::Bf16, bytes } => {
+                logits_of_rows::<bf16>(kernels, bytes, tokens, x);
+            }
+            Rows::Int8 { rows, scales } => {
+                logits_of_rows::<i8>(kernels, rows, tokens, x);
+                for TokenLogit { id, logit } in tokens {
+                    *logit *= scales[*id as usize];
+                }
+            }
+            Rows::Stored { .. } | Rows::Ternary(_) | Rows::Absent => {
+                for TokenLogit { id, logit } in tokens {
+                    let logit = std::slice::from_mut(logit);
+                    self.logits(kernels, *id as usize, 1, x, scratch, logit);
+                }
+            }
+        }
+    }
+}
+
+/// Computes the logits of some tokens for a hidden row, some rows together; asks for the next ones meanwhile.
+fn logits_of_rows<T: HeadElement + bytemuck::Pod>(
+    kernels: &FloatKernels,
+    bytes: &[u8],
+    tokens: &mut [TokenLogit],
+    x: &[f32],
+) {
+    const TOGETHER: usize = 4;
+    let row_of = |token: &TokenLogit| rows_of::<T>(bytes, x.len(), token.id as usize, 1);
+    let mut left = tokens;
+    while !left.is_empty() {
+        let (now, next) = left.split_at_mut(TOGETHER.min(left.len()));
+        for token in next.iter().take(TOGETHER) {
+            prefetch::all(bytemuck::cast_slice(row_of(token)));
+        }
+        let (mut rows, mut logits) = ([&[][..]; TOGETHER], [0.0; TOGETHER]);
+        rows.iter_mut().zip(&*now).for_each(|(row, token)| *row = row_of(token));
+        kernels.head_some(&rows[..now.len()], x, &mut logits[..now.len()]);
+        now.iter_mut().zip(logits).for_each(|(token, logit)| token.logit = logit);
+        left = next;
     }
 }
 

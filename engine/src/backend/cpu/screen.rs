@@ -16,8 +16,7 @@
 //! Hidden rows are split into two digits. The first estimate of every logit uses, for few hidden rows,
 //! both digits and the six bits of the head row (a larger `e`), and for many, the first digit and the
 //! whole int8 (a larger `f`). Head rows that this does not rule out are estimated again with both digits
-//! and the whole int8. Where further tokens may be looked for, the latter is the first estimate already: it leaves
-//! less to look at, and takes less time than to estimate many head rows one by one.
+//! and the whole int8.
 //!
 //! Noise is a function of the token: an upper bound is added to the first estimate, and all of it to the second.
 //!
@@ -129,24 +128,25 @@ impl Screen {
     ) {
         let ScreenInput { head, kernels, .. } = input;
         let Scratch { floats, more_floats, .. } = scratch;
-        let neighbours =
-            |a: &TokenLogit, b: &TokenLogit| a.id as usize / HEAD_ROWS == b.id as usize / HEAD_ROWS;
-        for group in candidates.chunk_by_mut(neighbours) {
-            let first = group[0].id as usize / HEAD_ROWS * HEAD_ROWS;
+        // Candidates from `few` on are in neighbourhoods with few of them.
+        let (mut few, mut at) = (0, 0);
+        while at < candidates.len() {
+            let first = candidates[at].id as usize / HEAD_ROWS * HEAD_ROWS;
             let count = HEAD_ROWS.min(self.scales.len() - first);
-            if group.len() * SCREEN_SHARE > count {
+            let is_near = |token: &&TokenLogit| (token.id as usize) < first + count;
+            let end = at + candidates[at..].iter().take_while(is_near).count();
+            if (end - at) * SCREEN_SHARE > count {
+                head.logits_of(kernels, &mut candidates[few..at], x, more_floats);
                 floats.resize(count, 0.0);
                 head.logits(kernels, first, count, x, more_floats, floats);
-                for candidate in group {
+                for candidate in &mut candidates[at..end] {
                     candidate.logit = floats[candidate.id as usize - first];
                 }
-                continue;
+                few = end;
             }
-            for TokenLogit { id, logit } in group {
-                let logit = std::slice::from_mut(logit);
-                head.logits(kernels, *id as usize, 1, x, more_floats, logit);
-            }
+            at = end;
         }
+        head.logits_of(kernels, &mut candidates[few..], x, more_floats);
     }
 }
 

@@ -48,6 +48,7 @@ type TogetherFn<E> =
 type SelectFn = unsafe fn(&Bounds<'_>, Option<&RangeNoise>, f32, &[f32], &mut Vec<usize>);
 type ConvolveFn = unsafe fn([&[f32]; TAPS], [&[f32]; TAPS], &mut [f32]);
 type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
+type HeadSomeFn<E> = unsafe fn(&[&[E]], &[f32], &mut [f32]);
 
 /// The kernels of one ISA. [`FloatKernels::for_isa`] checks that this machine can run them.
 #[derive(Clone, Copy)]
@@ -76,6 +77,10 @@ pub struct FloatKernels {
     head_f32: HeadFn<f32>,
     head_f16: HeadFn<f16>,
     head_bf16: HeadFn<bf16>,
+    head_some_f32: HeadSomeFn<f32>,
+    head_some_f16: HeadSomeFn<f16>,
+    head_some_bf16: HeadSomeFn<bf16>,
+    head_some_i8: HeadSomeFn<i8>,
     head_i8: HeadFn<i8>,
     delta_rule: unsafe fn(&mut [f32], &DeltaToken<'_>, &mut [f32]),
     convolve: ConvolveFn,
@@ -88,21 +93,28 @@ pub struct FloatKernels {
 pub trait HeadElement: lanes::Element {
     #[doc(hidden)]
     fn head(kernels: &FloatKernels) -> HeadFn<Self>;
+
+    /// Returns the kernel for rows apart.
+    fn head_some(kernels: &FloatKernels) -> HeadSomeFn<Self>;
 }
 
 macro_rules! head_element {
-    ($type:ty, $field:ident) => {
+    ($type:ty, $field:ident, $some:ident) => {
         impl HeadElement for $type {
             fn head(kernels: &FloatKernels) -> HeadFn<Self> {
                 kernels.$field
             }
+
+            fn head_some(kernels: &FloatKernels) -> HeadSomeFn<Self> {
+                kernels.$some
+            }
         }
     };
 }
-head_element!(f32, head_f32);
-head_element!(f16, head_f16);
-head_element!(bf16, head_bf16);
-head_element!(i8, head_i8);
+head_element!(f32, head_f32, head_some_f32);
+head_element!(f16, head_f16, head_some_f16);
+head_element!(bf16, head_bf16, head_some_bf16);
+head_element!(i8, head_i8, head_some_i8);
 
 impl FloatKernels {
     /// Returns the kernels of an ISA, if this machine can run them.
@@ -358,6 +370,15 @@ impl FloatKernels {
     pub fn head<E: HeadElement>(&self, rows: &[E], len: usize, xs: &[f32], out: &mut [f32]) {
         // SAFETY: see `rms_norm`.
         unsafe { E::head(self)(rows, len, xs, out) }
+    }
+
+    /// Logits of head rows that need not be neighbours, for one hidden row: as [`head`](Self::head).
+    ///
+    /// # Panics
+    /// If there are more or fewer outputs than rows, or the rows have other lengths than `x`.
+    pub fn head_some<E: HeadElement>(&self, rows: &[&[E]], x: &[f32], out: &mut [f32]) {
+        // SAFETY: see `rms_norm`.
+        unsafe { E::head_some(self)(rows, x, out) }
     }
 }
 

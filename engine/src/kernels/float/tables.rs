@@ -45,6 +45,10 @@ macro_rules! instantiate {
                 head_f16,
                 head_bf16,
                 head_i8,
+                head_some_f32,
+                head_some_f16,
+                head_some_bf16,
+                head_some_i8,
                 delta_rule,
                 convolve,
                 to_length,
@@ -126,10 +130,10 @@ macro_rules! instantiate {
             instantiate!(@attention $features attention_f32, f32);
             instantiate!(@together $features together_f16, f16);
             instantiate!(@together $features together_f32, f32);
-            instantiate!(@head $features head_f32, f32);
-            instantiate!(@head $features head_f16, f16);
-            instantiate!(@head $features head_bf16, bf16);
-            instantiate!(@head $features head_i8, i8);
+            instantiate!(@head $features head_f32, head_some_f32, f32);
+            instantiate!(@head $features head_f16, head_some_f16, f16);
+            instantiate!(@head $features head_bf16, head_some_bf16, bf16);
+            instantiate!(@head $features head_i8, head_some_i8, i8);
 
             #[target_feature(enable = $features)]
             unsafe fn select_candidates(
@@ -281,6 +285,22 @@ macro_rules! instantiate {
             }
 
             #[inline(always)]
+            unsafe fn head_some<E: Element>(rows: &[&[E]], x: &[f32], out: &mut [f32]) {
+                const ROWS: usize = $rows;
+                assert!(rows.len() == out.len() && rows.iter().all(|row| row.len() == x.len()));
+                let (some, few) = rows.as_chunks::<ROWS>();
+                let (out_some, out_few) = out.as_chunks_mut::<ROWS>();
+                for (rows, out) in some.iter().zip(out_some) {
+                    // SAFETY: features as above; the rows are as long as `x`.
+                    [*out] = unsafe { ops::dot_tile::<$lanes, E, ROWS, 1>(rows.map(<[E]>::as_ptr), [x.as_ptr()], x.len()) };
+                }
+                for (row, out) in few.iter().zip(out_few) {
+                    // SAFETY: as above.
+                    [[*out]] = unsafe { ops::dot_tile::<$lanes, E, 1, 1>([row.as_ptr()], [x.as_ptr()], x.len()) };
+                }
+            }
+
+            #[inline(always)]
             unsafe fn head_tile<E: Element, const H: usize, const X: usize>(
                 rows: &[E],
                 len: usize,
@@ -337,7 +357,13 @@ macro_rules! instantiate {
             unsafe { attend_together(tile, of, queries, positions, scratch, out) }
         }
     };
-    (@head $features:literal $name:ident, $element:ty) => {
+    (@head $features:literal $name:ident, $some:ident, $element:ty) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $some(rows: &[&[$element]], x: &[f32], out: &mut [f32]) {
+            // SAFETY: this function's features are the lanes'.
+            unsafe { head_some(rows, x, out) }
+        }
+
         #[target_feature(enable = $features)]
         unsafe fn $name(rows: &[$element], len: usize, xs: &[f32], out: &mut [f32]) {
             // SAFETY: this function's features are the lanes'.

@@ -183,6 +183,12 @@ fn check_head<E: HeadElement>(rows: &[E], len: usize, r: usize, xs: &[f32]) {
         let mut got = vec![0.0; n * r];
         kernels.head(rows, len, xs, &mut got);
         assert_same(&want, &got, "head");
+        let apart: Vec<&[E]> = rows.chunks_exact(len).rev().collect();
+        for (x, got) in xs.chunks_exact(len).zip(got.chunks_exact_mut(r)) {
+            kernels.head_some(&apart, x, got);
+            got.reverse();
+        }
+        assert_same(&want, &got, "head rows apart");
     }
 }
 

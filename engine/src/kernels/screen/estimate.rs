@@ -109,6 +109,24 @@ impl RangeNoise {
     }
 }
 
+/// Returns an estimate of the logit of one head row, from that with the first digit and the product with the second.
+pub fn with_second(
+    digits: &Digits,
+    row: usize,
+    first: f32,
+    second: i32,
+    (scale, sum): (f32, i32),
+) -> f32 {
+    first + left(digits.half(), second, sum) * (scale * digits.rows()[row].step)
+}
+
+/// Returns the product with digits, from that with unsigned ones. The difference is below 2^31, so wrapping in between is
+/// harmless.
+#[inline(always)]
+fn left(half: i32, dot: i32, sum: i32) -> f32 {
+    dot.wrapping_sub(half.wrapping_mul(sum)) as f32
+}
+
 /// Writes estimates of the logits to `out`.
 #[inline(always)]
 pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
@@ -116,14 +134,12 @@ pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
     let (half, step) = (of.digits.half(), of.digits.rows()[of.row].step);
     let first_step = step * (1 << of.digits.bits()) as f32;
     let (scales, sums, first) = (&of.scales[..count], &of.sums[..count], &of.first[..count]);
-    // The difference is below 2^31, so wrapping in between is harmless.
-    let left = |dot: i32, sum: i32| dot.wrapping_sub(half.wrapping_mul(sum)) as f32;
     for j in 0..count {
-        out[j] = left(first[j], sums[j]) * (scales[j] * first_step);
+        out[j] = left(half, first[j], sums[j]) * (scales[j] * first_step);
     }
     if let Some(second) = of.second.map(|second| &second[..count]) {
         for j in 0..count {
-            out[j] += left(second[j], sums[j]) * (scales[j] * step);
+            out[j] += left(half, second[j], sums[j]) * (scales[j] * step);
         }
     }
 }

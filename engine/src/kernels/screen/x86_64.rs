@@ -29,12 +29,40 @@ pub(super) unsafe fn dots_avx512(
 ) {
     // SAFETY: the caller guarantees the ISA and the shapes; VNNI is checked.
     unsafe {
-        if has_vnni() {
+        if has_vnni() && rows.len() == len && digits.len() == len {
+            out[0] = dot_vnni(rows, digits);
+        } else if has_vnni() {
             tiles!(tile_vnni, 6 by 4, first, rows, digits, len, out);
         } else {
             tiles!(tile_bw, 6 by 4, first, rows, digits, len, out);
         }
     }
+}
+
+/// Returns the dot product of two rows of the same length, a multiple of [`STRIDE`](super::STRIDE), by several sums: the next
+/// instruction need not wait for the last.
+///
+/// # Safety
+/// The machine has the features.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn dot_vnni(row: &[i8], digits: &[u8]) -> i32 {
+    const SUMS: usize = 4;
+    const { assert!(super::STRIDE.is_multiple_of(64 * SUMS)) };
+    let mut sums = [_mm512_setzero_si512(); SUMS];
+    for (row, digits) in row.chunks_exact(64 * SUMS).zip(digits.chunks_exact(64 * SUMS)) {
+        for (at, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: both have SUMS vectors.
+            let (row, digits) = unsafe {
+                (
+                    _mm512_loadu_si512(row.as_ptr().add(64 * at).cast()),
+                    _mm512_loadu_si512(digits.as_ptr().add(64 * at).cast()),
+                )
+            };
+            *sum = _mm512_dpbusd_epi32(*sum, digits, row);
+        }
+    }
+    let [a, b, c, d] = sums;
+    _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d)))
 }
 
 /// # Safety

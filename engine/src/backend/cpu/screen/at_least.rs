@@ -16,6 +16,8 @@ use crate::{
 
 /// Head rows of a task.
 const TASK_ROWS: usize = 1536;
+/// How many rows ahead one is asked for.
+const ROWS_AHEAD: usize = 2;
 /// Factor greater than the roundings of a sum of weights.
 const WEIGHT_ROUND_UP: f64 = 1.0 + 1e-9;
 
@@ -34,8 +36,7 @@ impl Screen {
     ) -> Option<Remainder> {
         let (vocab, width) = (self.scales.len(), input.xs.len());
         let Threshold { logit, close, temperature } = threshold;
-        // Estimates of the whole int8 are as close as they can be.
-        let lowest = if kept.from_six { logit - close } else { logit };
+        let lowest = logit - close;
         split_rows(input, width, pool, &mut state.digits);
         let estimates = Estimates { screen: self, input, digits: &state.digits };
         let six = self.six.as_ref().filter(|_| kept.from_six);
@@ -47,9 +48,10 @@ impl Screen {
         let found = &state.at_least;
         pool.run(vocab.div_ceil(TASK_ROWS), &|task| {
             let range = task * TASK_ROWS..((task + 1) * TASK_ROWS).min(vocab);
-            let bounds = estimates.kept_bounds(six, 0, range.clone());
+            let bounds = estimates.first_bounds(six, 0, range.clone());
             let first = &kept.estimates[range.clone()];
-            let far = input.kernels.weigh_below(&bounds, lowest, temperature, first);
+            let far =
+                temperature.map_or(0.0, |t| input.kernels.weigh_below(&bounds, lowest, t, first));
             with_scratch(|scratch| {
                 let (positions, uppers) = (&mut scratch.positions, &mut scratch.floats);
                 positions.clear();
@@ -58,19 +60,25 @@ impl Screen {
                 uppers.clear();
                 uppers.reserve(range.len());
                 // Keeps the positions that can have the logit, NaN included.
-                positions.retain(|position| {
-                    if six.is_none() {
-                        return true;
+                let mut kept = 0;
+                for at in 0..positions.len() {
+                    if let Some(next) = positions.get(at + ROWS_AHEAD) {
+                        self.prefetch(range.start + next);
                     }
-                    let (_, estimate, bound) = estimates.refined(0, range.start + position, None);
+                    let token = range.start + positions[at];
+                    let known = six.is_none().then(|| first[positions[at]]);
+                    let (_, estimate, bound) = estimates.refined(0, token, known);
                     let upper = estimate + bound;
-                    let is_below = upper < logit;
-                    if is_below {
+                    if upper < logit {
                         uppers.push(upper);
+                    } else {
+                        positions[kept] = positions[at];
+                        kept += 1;
                     }
-                    !is_below
-                });
-                let close = input.kernels.weigh_values(uppers, logit, temperature);
+                }
+                positions.truncate(kept);
+                let close =
+                    temperature.map_or(0.0, |t| input.kernels.weigh_values(uppers, logit, t));
                 let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found
                     .tokens
@@ -92,7 +100,10 @@ impl Screen {
             return None;
         }
         self.compute_found(input, pool, state);
-        let share = math::exp((f64::from(lowest) - f64::from(logit)) / f64::from(temperature));
-        Some(Remainder { below: logit, weight: (far * share + close) * WEIGHT_ROUND_UP })
+        let weight = temperature.map_or(f64::INFINITY, |temperature| {
+            let share = math::exp((f64::from(lowest) - f64::from(logit)) / f64::from(temperature));
+            (far * share + close) * WEIGHT_ROUND_UP
+        });
+        Some(Remainder { below: logit, weight })
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     files::Dense,
     formats::memory::AlignedBytes,
     kernels::{
-        Isa,
+        Isa, prefetch,
         screen::{self, Bounds, STRIDE, six},
     },
 };
@@ -152,6 +152,11 @@ impl Screen {
     /// Returns whether finding `count` largest logits is faster than computing all.
     pub fn pays_for(&self, count: usize) -> bool {
         count.saturating_mul(SCREEN_SHARE) <= self.scales.len()
+    }
+
+    /// Asks for a row of the int8 copy before it is read.
+    pub(super) fn prefetch(&self, row: usize) {
+        prefetch::all(&self.rows[row * self.stride..(row + 1) * self.stride]);
     }
 
     /// Returns the int8 values of a range of rows. // (rows, stride)

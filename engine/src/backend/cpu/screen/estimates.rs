@@ -77,9 +77,11 @@ impl<'a> Estimates<'a> {
         let (n, count) = (input.questions.len(), range.len());
         let Scratch { sums: dots, floats: estimates, positions, candidates, .. } = scratch;
         let six = screen.six(input.isa, n);
-        dots.resize(count * 2 * n, 0);
+        // Six bits are multiplied by both digits of one row.
+        dots.resize(count * n.max(2), 0);
         if six.is_none() {
-            self.multiply(range.clone(), dots);
+            let head_rows = screen.rows(range.clone());
+            screen::dots(input.isa, head_rows, self.digits, &mut dots[..count * n]);
         }
         estimates.resize(count, 0.0);
         for (row, (question, search)) in input.questions.iter().zip(searches).enumerate() {
@@ -102,11 +104,7 @@ impl<'a> Estimates<'a> {
             candidates.reserve(count);
             let refined = positions.iter().map(|&j| {
                 let token = range.start + j;
-                let refined = if six.is_none() && question.others_follow {
-                    (token, estimates[j], bounds.at(j))
-                } else {
-                    self.refined(row, token, six.is_none().then(|| dots[row * count + j]))
-                };
+                let refined = self.refined(row, token, six.is_none().then(|| estimates[j]));
                 noise.map_or(refined, |noise| with_noise(&noise, refined))
             });
             candidates.extend(refined.filter(|(_, estimate, bound)| {
@@ -120,38 +118,23 @@ impl<'a> Estimates<'a> {
         }
     }
 
-    /// Writes the products of the first digits of all rows, then those of the second digits of rows that keep their
-    /// estimates. // (2, row, range)
-    pub fn multiply(&self, range: Range<usize>, dots: &mut [i32]) {
-        let Self { screen, digits, input } = *self;
-        let (isa, count, head_rows) = (input.isa, range.len(), screen.rows(range));
-        let (first, second) = dots.split_at_mut(input.questions.len() * count);
-        screen::dots(isa, head_rows, digits, first);
-        let mut end = 0;
-        for run in input.questions.chunk_by(|a, b| a.others_follow == b.others_follow) {
-            let rows = end..end + run.len();
-            end = rows.end;
-            if run[0].others_follow {
-                let out = &mut second[rows.start * count..rows.end * count];
-                screen::second_dots(isa, head_rows, digits, rows, out);
-            }
-        }
-    }
-
-    /// Returns the error bounds of a row's first estimates if it keeps them: of six bits, or of the whole int8.
-    pub fn kept_bounds(
+    /// Returns the error bounds of a row's first estimates: of six bits, or of the first digit.
+    pub fn first_bounds(
         &self,
         six: Option<&'a SixBitCopy>,
         row: usize,
         range: Range<usize>,
     ) -> Bounds<'a> {
         let digit_row = &self.digits.rows()[row];
-        let factors = self.factors(digit_row, digit_row.error);
-        six.map_or(&self.screen.row_stats, |six| &six.row_stats).bounds(range, factors)
+        let (row_stats, error) = match six {
+            Some(six) => (&six.row_stats, digit_row.error),
+            None => (&self.screen.row_stats, digit_row.first_error),
+        };
+        row_stats.bounds(range, self.factors(digit_row, error))
     }
 
-    /// Estimates a row's logits from the products of its first digits, and of its second if it keeps the estimates; returns
-    /// the bounds of the errors. `dots` is from [`multiply`](Self::multiply).
+    /// Estimates a row's logits from the products of its first digits; returns the bounds of the errors. `dots` has those of
+    /// all rows. // (row, range)
     pub fn estimate_first(
         &self,
         row: usize,
@@ -160,18 +143,11 @@ impl<'a> Estimates<'a> {
         out: &mut [f32],
     ) -> Bounds<'a> {
         let Self { screen, digits, input } = *self;
-        let (count, n, keeps) =
-            (range.len(), input.questions.len(), input.questions[row].others_follow);
-        let of = |row: usize| &dots[row * count..(row + 1) * count];
-        let (first, second) = (of(row), keeps.then(|| of(n + row)));
+        let count = range.len();
+        let first = &dots[row * count..(row + 1) * count];
         let (scales, sums) = (&screen.scales[range.clone()], &screen.row_stats.sums[range.clone()]);
-        let products = Products { first, second, digits, row, scales, sums };
-        input.kernels.estimate(&products, out);
-        if keeps {
-            return self.kept_bounds(None, row, range);
-        }
-        let digit_row = &digits.rows()[row];
-        screen.row_stats.bounds(range, self.factors(digit_row, digit_row.first_error))
+        input.kernels.estimate(&Products { first, second: None, digits, row, scales, sums }, out);
+        self.first_bounds(None, row, range)
     }
 
     /// Estimates a row's logits from the products of both digits and the six-bit copy; returns the bounds of the errors.
@@ -192,29 +168,34 @@ impl<'a> Estimates<'a> {
         let (scales, sums) = (&screen.scales[range.clone()], &six.row_stats.sums[range.clone()]);
         let products = Products { first, second: Some(second), digits, row, scales, sums };
         input.kernels.estimate(&products, out);
-        self.kept_bounds(Some(six), row, range)
+        self.first_bounds(Some(six), row, range)
     }
 
-    /// Returns the token, its logit estimated with both digits and the whole int8, and the error bound of
-    /// the estimate. `first` is the product with the first digits, if it is known.
-    pub fn refined(&self, row: usize, token: usize, first: Option<i32>) -> (usize, f32, f32) {
+    /// Returns the token, its logit estimated with both digits and the whole int8, and the error bound of the estimate. `first` is
+    /// the estimate with the first digit, if it is known.
+    pub fn refined(&self, row: usize, token: usize, first: Option<f32>) -> (usize, f32, f32) {
         let Self { screen, digits, input } = *self;
         let head_row = screen.rows(token..token + 1);
-        let [first, second] = screen::both_dots(input.isa, head_row, digits, row, first);
-        let mut estimate = [0.0];
-        let products = Products {
-            first: &[first],
-            second: Some(&[second]),
-            digits,
-            row,
-            scales: &screen.scales[token..=token],
-            sums: &screen.row_stats.sums[token..=token],
+        let (scale, sum) = (screen.scales[token], screen.row_stats.sums[token]);
+        let estimate = match first {
+            Some(first) => {
+                let second = screen::second_dot(input.isa, head_row, digits, row);
+                screen::with_second(digits, row, first, second, (scale, sum))
+            }
+            None => {
+                let [first, second] = screen::both_dots(input.isa, head_row, digits, row);
+                let (first, second) = (&[first], Some(&[second][..]));
+                let (scales, sums) = (&[scale], &[sum]);
+                let mut out = [0.0];
+                input
+                    .kernels
+                    .estimate(&Products { first, second, digits, row, scales, sums }, &mut out);
+                out[0]
+            }
         };
-        input.kernels.estimate(&products, &mut estimate);
         let digit_row = &digits.rows()[row];
         let factors = self.factors(digit_row, digit_row.error);
-        let bounds = screen.row_stats.bounds(token..token + 1, factors);
-        (token, estimate[0], bounds.at(0))
+        (token, estimate, screen.row_stats.bounds(token..token + 1, factors).at(0))
     }
 }
 

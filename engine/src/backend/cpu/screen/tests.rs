@@ -245,7 +245,7 @@ fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
             (5.0, 8.0, 9.0),
             (1e-3, 7.9, 0.1),
         ] {
-            let threshold = Threshold { logit, close, temperature };
+            let threshold = Threshold { logit, close, temperature: Some(temperature) };
             let (whole, _, further) = found(isa, &weights, &xs, &questions, Some(threshold));
             for (row, (whole, further)) in whole.chunks_exact(vocab).zip(further).enumerate() {
                 assert_eq!(further.is_some(), keeps(row), "row {row}");
@@ -270,7 +270,7 @@ fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
             }
         }
         for logit in [-1e9, 0.0] {
-            let most = Threshold { logit, close: 0.0, temperature: 1.0 };
+            let most = Threshold { logit, close: 0.0, temperature: Some(1.0) };
             let (_, _, further) = found(isa, &weights, &xs, &questions, Some(most));
             assert!(further.iter().all(Option::is_none), "all logits are faster than so many");
         }

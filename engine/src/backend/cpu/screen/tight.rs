@@ -43,12 +43,7 @@ struct Estimated {
 
 /// Estimates the logit of a head row `w` and a hidden row `x`, among `n` hidden rows; each with its error bound.
 fn estimated(isa: Isa, w: &[f32], x: &[f32], n: usize) -> (f32, Estimated) {
-    estimated_for(isa, w, x, &vec![Largest::logits(1); n])
-}
-
-/// As [`estimated`], for a question of each hidden row.
-fn estimated_for(isa: Isa, w: &[f32], x: &[f32], questions: &[Largest]) -> (f32, Estimated) {
-    let n = questions.len();
+    let questions = &vec![Largest::logits(1); n][..];
     let kernels = FloatKernels::for_isa(isa).expect("the ISA is available");
     let (weights, xs) = (w.repeat(VOCAB), x.repeat(n));
     let bytes = bytemuck::cast_slice(&weights);
@@ -62,16 +57,20 @@ fn estimated_for(isa: Isa, w: &[f32], x: &[f32], questions: &[Largest]) -> (f32,
     let mut digits = Digits::default();
     digits.set(isa, xs, WIDTH);
     let estimates = Estimates { screen, input: &input, digits: &digits };
-    let (mut dots, mut out) = (vec![0; 4 * 2 * n], [0.0; 4]);
+    let (mut dots, mut out) = (vec![0; 4 * n.max(2)], [0.0; 4]);
     let bounds = match screen.six(isa, n) {
         Some(six) => estimates.estimate_six(six, n - 1, 0..4, &mut dots, &mut out),
         None => {
-            estimates.multiply(0..4, &mut dots);
+            screen::dots(isa, screen.rows(0..4), &digits, &mut dots[..4 * n]);
             estimates.estimate_first(n - 1, 0..4, &dots, &mut out)
         }
     };
     let first = (out[3], bounds.at(3));
     let (_, estimate, bound) = estimates.refined(n - 1, 3, None);
+    if screen.six(isa, n).is_none() {
+        let (_, from_first, _) = estimates.refined(n - 1, 3, Some(first.0));
+        assert_eq!(from_first.to_bits(), estimate.to_bits(), "{isa}: what was known is used");
+    }
     (logit[0], Estimated { refined: (estimate, bound), first })
 }
 
@@ -158,24 +157,6 @@ fn error_of_both_digits_comes_close_to_its_bound() {
         let exact: f64 = w.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
         let share = (exact - f64::from(estimate)).abs() / f64::from(bound);
         assert!(share <= 1.0 && share > 0.5, "{isa}: the error is {share} of the bound");
-    }
-}
-
-/// The first estimate of a row that keeps its estimates is of both digits, like that of a token alone.
-#[test]
-fn estimates_that_are_kept_are_of_both_digits() {
-    let w = head_row(|k| (pattern(k + 9) % 200) as f32 - 100.0, |k| 0.4 * sign(k));
-    let x: Vec<f32> = (0..WIDTH).map(|k| (pattern(k + 3) % 2001) as f32 / 7.0 - 140.0).collect();
-    for (isa, first) in isas().flat_map(|isa| [(isa, true), (isa, false)]) {
-        let keeps = [first, !first, first, first, !first];
-        for n in 2..=5 {
-            let question = |keeps: &bool| Largest { others_follow: *keeps, ..Largest::logits(1) };
-            let questions: Vec<Largest> = keeps[..n].iter().map(question).collect();
-            let (logit, Estimated { refined, first }) = estimated_for(isa, &w, &x, &questions);
-            let is_same = first.0.to_bits() == refined.0.to_bits() && first.1 == refined.1;
-            assert_eq!(is_same, keeps[n - 1], "{isa}, {n} rows: {first:?}, {refined:?}");
-            assert!((logit - first.0).abs() <= first.1, "{isa}, {n} rows");
-        }
     }
 }
 
