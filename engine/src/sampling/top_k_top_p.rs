@@ -93,9 +93,11 @@ pub fn candidates<'a, C: LogitSet + ?Sized>(
     }
     let mut lacks_some = false;
     if params.top_p < 1.0 {
-        let relative = |rest: Remainder| Remainder {
-            weight: rest.weight * math::exp((f64::from(rest.below) - f64::from(max)) / temperature),
-            ..rest
+        let relative = |rest: Remainder| {
+            let share = math::exp((f64::from(rest.below) - f64::from(max)) / temperature);
+            // Without a bound, also where the share is 0.
+            let weight = if rest.weight.is_finite() { rest.weight * share } else { rest.weight };
+            Remainder { weight, ..rest }
         };
         lacks_some = !keep_top_p(kept, f64::from(params.top_p), rest.map(relative));
     }
