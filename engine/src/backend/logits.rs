@@ -24,7 +24,7 @@ pub struct ScreenedRows {
     pub(crate) hidden: Vec<f32>,
     /// First estimates of the logits. // (positions, vocab)
     pub(crate) estimates: Vec<f32>,
-    /// Whether the estimates are from six bits; otherwise from the whole int8.
+    /// Whether the estimates are from six bits and both digits; otherwise from the whole int8 and the first digit.
     pub(crate) from_six: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct ScreenedRow<'a> {
     pub(crate) hidden: &'a [f32],
     /// First estimates of the logits. // (vocab,)
     pub(crate) estimates: &'a [f32],
-    /// Whether the estimates are from six bits; otherwise from the whole int8.
+    /// Whether the estimates are from six bits and both digits; otherwise from the whole int8 and the first digit.
     pub(crate) from_six: bool,
 }
 

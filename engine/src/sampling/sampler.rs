@@ -9,12 +9,12 @@ use super::{
     top_k_top_p::{self, Candidate, Filtered},
 };
 
-/// The thresholds that top-p asks for, while a draw is not decided, in units of the temperature: how far they are below the
-/// largest logit, and at least below the logit of the token with the largest noise; and the further distance of logits that are
-/// bounded closely. The tokens with larger logits than that token's decide most draws that take it: the first threshold does not ask
-/// for the weight of the others. A draw that refuses it needs to know that all others weigh little.
+/// The thresholds that top-p asks for, while a draw is not decided, in units of the temperature: how far they are at least below the
+/// largest logit, and below that of the first token, which has the largest sum of logit and noise; and the further distance of
+/// logits that are bounded closely. The tokens around the first one and above decide most draws that take it, so the first threshold
+/// does not ask for the weight of the others. A draw that refuses it needs to know that all others weigh little.
 pub(super) const THRESHOLDS: [(f32, f32, f32); 3] =
-    [(0.0, 0.5, 0.0), (10.0, 2.0, 1.0), (13.0, 4.0, 1.0)];
+    [(0.0, 1.0, 0.0), (10.0, 2.0, 1.0), (13.0, 4.0, 1.0)];
 
 /// Logits that no token can be drawn from. The request fails; others continue.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -88,7 +88,8 @@ enum Decision<T> {
 /// Draws a token from a row. It asks for as few logits as decide the draw. `distribution` is the row's, if the step reported it.
 ///
 /// With top-p, the token with the largest noise is drawn if the tokens with larger logits weigh less than `top_p` of all. The
-/// first question finds that token; further ones find the most probable tokens, and a bound on the weight of all others.
+/// first question finds that token; further ones find the most probable tokens, and where these do not decide the draw a bound on the
+/// weight of all others.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, every logit is −∞, or the row does not answer.

@@ -253,7 +253,6 @@ impl Head {
         x: &[f32],
         scratch: &mut Vec<f32>,
     ) {
-        let len = self.hidden_size;
         match &self.rows {
             Rows::Stored { dtype: DenseType::F32, bytes } => {
                 logits_of_rows::<f32>(kernels, bytes, tokens, x);

@@ -134,7 +134,7 @@ impl Screen {
             let first = candidates[at].id as usize / HEAD_ROWS * HEAD_ROWS;
             let count = HEAD_ROWS.min(self.scales.len() - first);
             let is_near = |token: &&TokenLogit| (token.id as usize) < first + count;
-            let end = at + candidates[at..].iter().take_while(is_near).count();
+            let end = at + 1 + candidates[at + 1..].iter().take_while(is_near).count();
             if (end - at) * SCREEN_SHARE > count {
                 head.logits_of(kernels, &mut candidates[few..at], x, more_floats);
                 floats.resize(count, 0.0);

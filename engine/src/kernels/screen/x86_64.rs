@@ -29,7 +29,7 @@ pub(super) unsafe fn dots_avx512(
 ) {
     // SAFETY: the caller guarantees the ISA and the shapes; VNNI is checked.
     unsafe {
-        if has_vnni() && rows.len() == len && digits.len() == len {
+        if has_vnni() && first == 0 && rows.len() == len && digits.len() == len {
             out[0] = dot_vnni(rows, digits);
         } else if has_vnni() {
             tiles!(tile_vnni, 6 by 4, first, rows, digits, len, out);

@@ -2,20 +2,27 @@
 
 use super::*;
 
-/// The largest logit may be far below zero: only differences count.
+/// The largest logit may be far below zero: only differences count. A draw that refuses the first token needs a further threshold.
 #[test]
-fn the_first_threshold_decides_most_draws_with_top_p_at_any_height() {
+fn the_first_threshold_decides_most_draws_that_take_the_first_token_at_any_height() {
     for height in [-80.0, -20.0, 0.0, 50.0] {
         let logits: Vec<f32> = (0..400).map(|token| height - 0.08 * token as f32).collect();
         for temperature in [0.5f32, 0.8] {
             let params = SamplingParams { temperature, top_p: 0.9, ..Default::default() };
-            let mut further = 0;
+            let all = SamplingParams { temperature, ..Default::default() };
+            let (mut further, mut refused) = (0, 0);
             for position in 0..200 {
                 let (token, thresholds) = listed::draw(&params, &logits, position);
                 let expected = sampled(&params, &logits, position).ok();
                 assert_eq!(token, expected, "{height} at {temperature}");
-                further += thresholds - 1;
+                if token == sampled(&all, &logits, position).ok() {
+                    further += thresholds - 1;
+                } else {
+                    refused += 1;
+                    assert!(thresholds <= 2, "{thresholds} thresholds to refuse a token");
+                }
             }
+            assert!(refused < 30, "a tenth of the draws, {refused}");
             assert!(further < 20, "{further} further thresholds of 200 draws from {height}");
         }
     }

@@ -48,6 +48,11 @@ impl Screen {
         let found = &state.at_least;
         pool.run(vocab.div_ceil(TASK_ROWS), &|task| {
             let range = task * TASK_ROWS..((task + 1) * TASK_ROWS).min(vocab);
+            let so_far = found.lock().unwrap_or_else(PoisonError::into_inner).tokens.len();
+            if so_far * SCREEN_SHARE > vocab {
+                // All logits are faster than so many.
+                return;
+            }
             let bounds = estimates.first_bounds(six, 0, range.clone());
             let first = &kept.estimates[range.clone()];
             let far =
@@ -60,7 +65,7 @@ impl Screen {
                 uppers.clear();
                 uppers.reserve(range.len());
                 // Keeps the positions that can have the logit, NaN included.
-                let mut kept = 0;
+                let mut count = 0;
                 for at in 0..positions.len() {
                     if let Some(next) = positions.get(at + ROWS_AHEAD) {
                         self.prefetch(range.start + next);
@@ -72,11 +77,11 @@ impl Screen {
                     if upper < logit {
                         uppers.push(upper);
                     } else {
-                        positions[kept] = positions[at];
-                        kept += 1;
+                        positions[count] = positions[at];
+                        count += 1;
                     }
                 }
-                positions.truncate(kept);
+                positions.truncate(count);
                 let close =
                     temperature.map_or(0.0, |t| input.kernels.weigh_values(uppers, logit, t));
                 let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
