@@ -38,7 +38,7 @@ use super::{
 use crate::job::{JobId, Tenant, Timestamp};
 
 /// The schema, embedded in the program: forward only.
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx_macros::migrate!("migrations/sqlite");
 
 /// A store in one SQLite file.
 #[derive(Clone)]

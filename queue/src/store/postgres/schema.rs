@@ -13,7 +13,7 @@ use crate::store::{StoreError, error::without_source_line};
 
 /// Returns the schema, embedded in the program: forward only.
 fn migrations() -> Migrator {
-    let mut migrator = sqlx::migrate!("migrations/postgres");
+    let mut migrator = sqlx_macros::migrate!("migrations/postgres");
     // Migrations of a later release are left alone.
     migrator.set_ignore_missing(true);
     migrator
