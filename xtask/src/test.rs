@@ -97,3 +97,28 @@ pub fn run(filters: &[String]) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_crate_of_the_workspace_states_its_level_in_the_dev_profile() {
+        let read = |path: &str| {
+            std::fs::read_to_string(process::root().join(path))
+                .unwrap_or_else(|error| panic!("{path}: {error}"))
+        };
+        let workspace = read("Cargo.toml");
+        let members = workspace.lines().find_map(|line| line.strip_prefix("members = ["));
+        let members = members.expect("a list of members on one line").trim_end_matches(']');
+        let folders = members.split(", ").map(|folder| folder.trim_matches('"'));
+        let manifests = folders.map(|folder| format!("{folder}/Cargo.toml"));
+        for path in manifests.chain(["Cargo.toml".to_owned()]) {
+            let manifest = read(&path);
+            let name = manifest.lines().find_map(|line| line.strip_prefix("name = "));
+            let name = name.expect("a name").trim_matches('"');
+            let section = format!("\n[profile.dev.package.{name}]\nopt-level = ");
+            assert!(workspace.contains(&section), "Cargo.toml lacks [profile.dev.package.{name}]");
+        }
+    }
+}
