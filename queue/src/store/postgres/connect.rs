@@ -14,6 +14,7 @@ use super::{
 };
 use crate::store::StoreError;
 
+const SCHEMES: [&str; 2] = ["postgres", "postgresql"];
 /// Name under which the server lists this program's connections.
 const APPLICATION_NAME: &str = "tritmill";
 /// How often to wait at the start, each time as long as a call does, for a server that has no connection left.
@@ -22,12 +23,25 @@ const SCARCE_WAITS: u32 = 6;
 /// The pause between two looks for a server that takes writes.
 const SEARCH_PAUSE: Duration = Duration::from_millis(200);
 
+/// The URL is of another kind of database, or is no URL. Shows no more of it, since it may have a password.
+#[derive(Debug, thiserror::Error)]
+#[error("the database URL has the scheme {scheme:?}, not postgres or postgresql")]
+struct UnknownScheme {
+    scheme: String,
+}
+
 /// Reads the URL of a database: `postgres://USER:PASSWORD@HOST/DATABASE?sslmode=…`. As in libpq, there may
 /// be several servers, as in `HOST:PORT,HOST:PORT`. See `parameters.rs` for what follows the `?`.
 pub(super) fn parse(url: &str) -> Result<Hosts, StoreError> {
     // A URL that was read from a file ends with a newline.
     let url = url.trim().split('#').next().unwrap_or_default();
     let (address, query) = url.split_once('?').unwrap_or((url, ""));
+    // The driver takes all schemes, and asks a Postgres server there.
+    let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
+    if !SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme)) {
+        let scheme = scheme.to_owned();
+        return Err(StoreError::Unavailable(Box::new(UnknownScheme { scheme })));
+    }
     let Parameters { for_driver, must_write, is_pooled, connect_timeout, fallback_name } =
         parameters::parse(query)?;
     let addresses = one_for_each_host(address);
@@ -106,6 +120,20 @@ mod tests {
                 server.get_database() == Some("db") && server.get_username() == "u"
             })
         );
+    }
+
+    #[test]
+    fn other_databases_are_refused_by_their_scheme() {
+        assert_eq!(addresses("postgresql://a/db"), ["a:5432"]);
+        for (url, given) in [
+            ("mysql://u:secret@a/db", "\"mysql\""),
+            ("sqlite://jobs.sqlite", "\"sqlite\""),
+            ("host=a password=secret", "\"\""),
+        ] {
+            let Err(error) = parse(url) else { panic!("no Postgres: {url}") };
+            let error = error.to_string();
+            assert!(error.contains(given) && !error.contains("secret"), "{error}");
+        }
     }
 
     #[test]
