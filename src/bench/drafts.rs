@@ -20,7 +20,7 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   tritmill bench drafts --model /tmp/bitnet-2b
-  tritmill bench drafts --model /tmp/bitnet-2b --batch 1 --rounds 6 --json
+  tritmill bench drafts --model /tmp/bitnet-2b --batch 1 --lines 40 --text dates --json
 
 The steps are those of the model; which tokens it answers comes from a script, one word a token, so that a model with random
 weights (`tritmill model synth`) takes the time that a trained one would. Decode steps only. Each round measures both ways,
@@ -49,7 +49,10 @@ pub struct Arguments {
     /// Concurrent sequences; one measurement for each number
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values = ["1", "4", "16", "32"])]
     batch: Vec<NonZeroUsize>,
-    /// Rounds; each runs as many lines at once as --batch says, four times
+    /// Lines of a round for each concurrent sequence. With more, more of them have earlier answers
+    #[arg(long, value_name = "N", default_value = "4")]
+    lines: NonZeroUsize,
+    /// Rounds
     #[arg(long, value_name = "N", default_value = "3")]
     rounds: NonZeroUsize,
     /// Most drafts of a sequence in a step
@@ -64,9 +67,6 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunOptions,
 }
-
-/// Batches of lines in a round.
-const BATCHES: usize = 4;
 
 /// Decode steps of a run.
 #[derive(Default)]
@@ -98,8 +98,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let is_asked = |name: &str| arguments.text.as_ref().is_none_or(|asked| asked == name);
     for (name, task) in TASKS.into_iter().filter(|(name, _)| is_asked(name)) {
         for batch in arguments.batch.iter().map(|batch| batch.get()) {
-            let scripts: Vec<Script> =
-                (0..BATCHES * batch).map(|line| script(line, task, vocab_size)).collect();
+            let scripts: Vec<Script> = (0..arguments.lines.get() * batch)
+                .map(|line| script(line, task, vocab_size))
+                .collect();
             let longest = scripts.iter().map(|script| script.prompt.len() + script.answer.len());
             let blocks = blocks_for(longest.max().unwrap_or(0) + arguments.draft_tokens.get());
             let mut ratios = Vec::new();

@@ -6,7 +6,7 @@ use tritmill_grammar::GrammarError;
 
 use super::{
     constrained::Constrained,
-    drafts::{self, Chances, Drafts},
+    drafts::{ChoiceDrafts, Drafts},
     report::DeltaBuffers,
 };
 use crate::{
@@ -50,9 +50,7 @@ struct Generation {
     finish_reason: Option<FinishReason>,
     /// The prompt's vector, if the request asks for it and it is computed.
     vector: Option<Vec<f32>>,
-    chances: Chances,
-    /// Length of the match that the newest drafts follow from.
-    matched: usize,
+    drafts: ChoiceDrafts,
 }
 
 /// A request that has not finished.
@@ -106,8 +104,7 @@ impl ActiveRequest {
             logprobs: sampling.logprobs.map(|_| Vec::new()),
             finish_reason: None,
             vector: None,
-            chances: Chances::default(),
-            matched: 0,
+            drafts: ChoiceDrafts::default(),
         });
         let choices = choices.collect();
         Self {
@@ -219,39 +216,55 @@ impl ActiveRequest {
         }
     }
 
-    /// Proposes tokens that may follow `tokens` of a choice, up to `most`: none if its draws need all logits, which a backend that
-    /// draws does not. Of a choice that a grammar describes, these are tokens that it allows, and those that must come; with
-    /// `certain_only` the latter alone.
+    /// Returns how many drafts a choice may have, with `position` tokens: none if its draws need all logits, which a
+    /// backend that draws does not.
+    fn most_drafts(
+        &self,
+        choice: u32,
+        position: usize,
+        (most, backend_draws): (usize, bool),
+    ) -> usize {
+        let generated = self.choices[choice as usize].tokens.len();
+        // The last token needs none after it.
+        let most = most.min(self.max_tokens.saturating_sub(generated + 1));
+        match most > 0 && self.metadata(choice, position, &[]).needs_all(backend_draws) {
+            true => 0,
+            false => most,
+        }
+    }
+
+    /// Proposes tokens that may follow `tokens` of a choice.
     pub fn propose(
         &mut self,
         (choice, tokens): (u32, &[u32]),
         drafts: &mut Drafts,
-        (most, backend_draws): (usize, bool),
-        certain_only: bool,
+        limits: (usize, bool),
         proposed: &mut Vec<u32>,
     ) {
-        let position = tokens.len();
-        let Generation { tokens: generated, chances, .. } = &self.choices[choice as usize];
-        // The last token needs none after it.
-        let most = most.min(self.max_tokens.saturating_sub(generated.len() + 1));
-        if most == 0 || self.metadata(choice, position, &[]).needs_all(backend_draws) {
-            return;
-        }
-        let matched = match certain_only {
-            true => 0,
-            false => drafts.propose(&self.root, chances, tokens, most, proposed),
-        };
+        let most = self.most_drafts(choice, tokens.len(), limits);
+        let of = &mut self.choices[choice as usize].drafts;
+        drafts.propose(&self.root, of, (tokens, self.prompt_tokens), most, proposed);
+    }
+
+    /// Keeps those of the proposed tokens that the step computes. Of a choice that a grammar describes, these are tokens that it
+    /// allows, and those that must come.
+    pub fn keep_chosen(
+        &mut self,
+        (choice, position): (u32, usize),
+        drafts: &mut Drafts,
+        limits: (usize, bool),
+        proposed: &mut Vec<u32>,
+    ) {
+        let most = self.most_drafts(choice, position, limits);
         let (vocab_size, end_tokens) = (self.vocab_size, &self.end_tokens[..]);
         let generation = &mut self.choices[choice as usize];
-        generation.matched = matched;
-        if let Some(constrained) = &mut generation.constrained {
+        drafts.keep_chosen(&mut generation.drafts, proposed);
+        if let Some(constrained) = generation.constrained.as_mut().filter(|_| most > 0) {
             drafts.look_ahead(|until| {
                 constrained.look_ahead(proposed, most, (vocab_size, end_tokens), until);
             });
-            constrained.write_ahead(most, proposed);
-        }
-        if proposed.is_empty() {
-            drafts.record(&mut generation.chances, matched, 0, 0);
+            let kept = constrained.write_ahead(most, proposed);
+            generation.drafts.keep_first(kept);
         }
     }
 
@@ -263,14 +276,13 @@ impl ActiveRequest {
         computed: usize,
         accepted: usize,
     ) {
-        let Generation { chances, matched, .. } = &mut self.choices[choice as usize];
-        drafts.record(chances, *matched, computed, accepted);
+        drafts.record(&mut self.choices[choice as usize].drafts, computed, accepted);
     }
 
-    /// Keeps the answer of a choice, with the end of its prompt, for drafts of later ones.
-    pub fn keep(&self, tokens: &[u32], drafts: &mut Drafts) {
-        let from = self.prompt_tokens.saturating_sub(drafts::PROMPT_TOKENS);
-        drafts.keep(&self.root, &tokens[from..]);
+    /// Keeps the answer of a choice for drafts of later ones.
+    pub fn keep(&self, choice: u32, tokens: &[u32], drafts: &mut Drafts) {
+        let of = &self.choices[choice as usize].drafts;
+        drafts.keep(&self.root, of, (tokens, self.prompt_tokens));
     }
 
     /// Makes room for the next tokens of a choice if it has none left: for all that it may get, or for a part of a long

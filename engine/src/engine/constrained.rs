@@ -125,9 +125,13 @@ impl Constrained {
         }
     }
 
-    /// Replaces `proposed` by the tokens that may follow, up to `most`.
-    pub fn write_ahead(&self, most: usize, proposed: &mut Vec<u32>) {
+    /// Replaces `proposed` by the tokens that may follow, up to `most`. Returns how many of the first ones are the same.
+    pub fn write_ahead(&self, most: usize, proposed: &mut Vec<u32>) -> usize {
+        let ahead = self.ahead.iter().take(most);
+        let same =
+            ahead.zip(proposed.iter()).take_while(|(ahead, token)| ahead.token == **token).count();
         proposed.clear();
         proposed.extend(self.ahead.iter().take(most).map(|ahead| ahead.token));
+        same
     }
 }

@@ -196,7 +196,7 @@ impl Engine {
             }
         }
         if let Some(drafts) = &mut self.drafts {
-            active.keep(self.scheduler.tokens(id), drafts);
+            active.keep(id.choice, self.scheduler.tokens(id), drafts);
         }
         self.scheduler.remove(id);
         if active.is_finished() {

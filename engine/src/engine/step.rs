@@ -98,13 +98,20 @@ impl Engine {
     /// Proposes tokens that may follow, or with `certain_only` those that must.
     fn propose_drafts(&mut self, certain_only: bool) {
         let Some(drafts) = &mut self.drafts else { return };
-        drafts.begin(self.scheduler.decoding(None));
         let active = &mut self.active;
-        let limits = (self.config.draft_tokens, self.backend.draws_tokens());
-        self.scheduler.propose(|id, tokens, proposed| {
+        let (most, draws) = (self.config.draft_tokens, self.backend.draws_tokens());
+        drafts.begin(self.scheduler.decoding(None), most);
+        let likely = if certain_only { 0 } else { most };
+        self.scheduler.for_drafts(|id, tokens, proposed| {
+            proposed.clear();
             if let Some(request) = active.get_mut(&RequestId(id.request)) {
-                let choice = (id.choice, tokens);
-                request.propose(choice, drafts, limits, certain_only, proposed);
+                request.propose((id.choice, tokens), drafts, (likely, draws), proposed);
+            }
+        });
+        drafts.decide();
+        self.scheduler.for_drafts(|id, tokens, proposed| {
+            if let Some(request) = active.get_mut(&RequestId(id.request)) {
+                request.keep_chosen((id.choice, tokens.len()), drafts, (most, draws), proposed);
             }
         });
     }

@@ -372,14 +372,14 @@ impl Scheduler {
         }
     }
 
-    /// Proposes drafts for every decoding sequence: `draft` appends tokens that may follow a sequence's. The next plan
-    /// computes as many of them as it has room for.
-    pub fn propose(&mut self, mut draft: impl FnMut(SequenceId, &[u32], &mut Vec<u32>)) {
+    /// Changes the drafts of every decoding sequence: `change` gets its tokens, and the list of those that may follow them. The next
+    /// plan computes as many of these as it has room for. Other sequences have no drafts.
+    pub fn for_drafts(&mut self, mut change: impl FnMut(SequenceId, &[u32], &mut Vec<u32>)) {
         for id in &self.running {
             if let Some(sequence) = self.sequences.get_mut(id) {
-                sequence.proposed.clear();
-                if sequence.state == State::Decoding {
-                    draft(*id, &sequence.tokens, &mut sequence.proposed);
+                match sequence.state {
+                    State::Decoding => change(*id, &sequence.tokens, &mut sequence.proposed),
+                    _ => sequence.proposed.clear(),
                 }
             }
         }

@@ -1,14 +1,23 @@
 //! Earlier answers, to find what followed the same tokens there.
 
-use std::collections::HashMap;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
-use super::{Found, MATCH_MAX, match_length};
+use super::{
+    Found, MATCH_MAX,
+    guide::{Answer, Guide},
+    match_length,
+};
 use crate::kv::BlockHash;
 
 /// Tokens that a search starts from.
-pub const KEY: usize = 3;
+const KEY: usize = 3;
 /// Tokens of a generation of answers. There are two: the older one is dropped when the newer one is full.
 const TOKENS_MAX: usize = 1 << 13;
+/// Newest answers of a tenant that can be guides.
+const GUIDES_MAX: usize = 8;
 /// Tenants with answers; those of the one that has not been used for longest are dropped for a new one.
 const TENANTS_MAX: usize = 64;
 /// Ends an answer. No vocabulary has this token.
@@ -26,6 +35,8 @@ pub struct Answers {
 struct Tenant {
     newer: Generation,
     older: Generation,
+    /// The newest first.
+    guides: VecDeque<Arc<Answer>>,
     used: u64,
 }
 
@@ -38,11 +49,8 @@ struct Generation {
 }
 
 impl Answers {
-    /// Keeps the tokens of an answer.
-    pub fn keep(&mut self, root: &BlockHash, answer: &[u32]) {
-        if answer.len() <= KEY {
-            return;
-        }
+    /// Keeps an answer: the tokens after the first `prompt` ones, which were compared with those of `guide`.
+    pub fn keep(&mut self, root: &BlockHash, tokens: &[u32], prompt: usize, guide: &Guide) {
         self.clock += 1;
         if !self.tenants.contains_key(root) && self.tenants.len() >= TENANTS_MAX {
             let longest = self.tenants.iter().min_by_key(|(_, tenant)| tenant.used);
@@ -52,10 +60,23 @@ impl Answers {
         }
         let tenant = self.tenants.entry(*root).or_default();
         tenant.used = self.clock;
-        if tenant.newer.tokens.len() + answer.len() > TOKENS_MAX {
+        // The end of the prompt, too, so that the first tokens of answers are found.
+        let found_in = &tokens[prompt.saturating_sub(KEY)..];
+        if tenant.newer.tokens.len() + found_in.len() > TOKENS_MAX {
             tenant.older = std::mem::take(&mut tenant.newer);
         }
-        tenant.newer.add(&answer[..answer.len().min(TOKENS_MAX)]);
+        tenant.newer.add(&found_in[..found_in.len().min(TOKENS_MAX)]);
+        let (prompt, answer) = tokens.split_at(prompt);
+        tenant.guides.truncate(GUIDES_MAX - 1);
+        tenant.guides.push_front(Arc::new(Answer::new(prompt, answer, guide)));
+    }
+
+    /// Returns the guide for the answer to a prompt: of the tenant's newest answers the one with the most similar prompt.
+    pub fn guide(&self, root: &BlockHash, prompt: &[u32]) -> Option<Arc<Answer>> {
+        let guides = &self.tenants.get(root)?.guides;
+        // The first of equal ones is the newest.
+        let best = guides.iter().rev().max_by_key(|answer| answer.common_prompt(prompt));
+        best.map(Arc::clone)
     }
 
     /// Returns what followed the newest of these tokens in an earlier answer.

@@ -152,12 +152,12 @@ fn blocks_that_a_fork_holds_are_not_the_next_ones_of_a_chunk() {
     let mut scheduler = Scheduler::new(Limits { block_ahead: true, ..limits() }, 4);
     add(&mut scheduler, normal(0), 14);
     step(&mut scheduler);
-    scheduler.propose(|_, _, proposed| proposed.extend([1; 8]));
+    scheduler.for_drafts(|_, _, proposed| proposed.extend([1; 8]));
     step(&mut scheduler);
     assert_eq!(scheduler.sequences[&normal(0)].blocks.full().len(), 2);
     let child = SequenceId { choice: 1, ..normal(0) };
     scheduler.fork(normal(0), child, Fork::Shared, |_| {});
-    scheduler.propose(|_, _, _| {});
+    scheduler.for_drafts(|_, _, proposed| proposed.clear());
     let plan = plan(&mut scheduler);
     let table = |planned| scheduler.chunk(planned).blocks;
     let tables: Vec<&[BlockId]> = plan.chunks.iter().map(table).collect();
