@@ -219,8 +219,8 @@ pub struct CapacityOptions {
     #[arg(long, value_name = "MS", default_value_t = BATCH_WAIT_MS)]
     pub batch_wait: u32,
     /// Most drafts of a sequence per step: tokens that followed the newest ones earlier, in the same prompt and answer or
-    /// in other answers to the same tenant. They are computed together where that is faster, and never change an
-    /// answer. 0: none
+    /// in other answers to the same tenant, or that such an answer has in the same place. They are computed together
+    /// where that is expected to be faster, and never change an answer. 0: none
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(..=64))]
     pub draft_tokens: u16,
     /// Most tokens of an answer to a request without max_tokens [default: up to the end of the model's context]

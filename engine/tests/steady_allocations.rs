@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tritmill_engine::{
@@ -109,6 +109,31 @@ fn check(model: &Arc<Model>, kv: KvType, sampling: &SamplingParams) {
     assert_eq!(counts, [0; STEPS], "{kv:?}, {sampling:?}");
 }
 
+/// The same with drafts: the answers are those of before, and rows cost little.
+fn check_with_drafts(model: &Arc<Model>, sampling: &SamplingParams) {
+    let (mut engine, mut report) = (engine(model, KvType::F16), StepReport::default());
+    let mut step = |engine: &mut Engine| {
+        engine.step_into(Instant::now(), &mut report);
+        let rows = report.decode_tokens as u64;
+        engine.record_time(&report, Duration::from_micros(1000 + rows));
+        rows as usize
+    };
+    for _ in 0..3 {
+        submit(&mut engine, sampling, 1, STEPS);
+        while !engine.is_idle() {
+            step(&mut engine);
+        }
+    }
+    submit(&mut engine, sampling, 1, STEPS);
+    (0..10).for_each(|_| _ = step(&mut engine));
+    for _ in 0..10 {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let rows = step(&mut engine);
+        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{sampling:?}");
+        assert!(rows > 2 * SEQUENCES, "{rows} rows, drafts included");
+    }
+}
+
 // The only test of this program: allocations of others would count.
 #[test]
 fn decode_steps_allocate_nothing() {
@@ -119,6 +144,7 @@ fn decode_steps_allocate_nothing() {
     let stopping = SamplingParams { stop: vec!["never in it".to_owned()], ..sampled.clone() };
     for sampling in [greedy, sampled, among_few, stopping] {
         check(&model, KvType::F16, &sampling);
+        check_with_drafts(&model, &sampling);
     }
     check(&model, KvType::Q8, &SamplingParams::greedy(1));
 }

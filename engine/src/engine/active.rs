@@ -6,7 +6,7 @@ use tritmill_grammar::GrammarError;
 
 use super::{
     constrained::Constrained,
-    drafts::{ChoiceDrafts, Drafts},
+    drafts::{ChoiceDrafts, Drafts, Expected},
     report::DeltaBuffers,
 };
 use crate::{
@@ -243,7 +243,8 @@ impl ActiveRequest {
     ) {
         let most = self.most_drafts(choice, tokens.len(), limits);
         let of = &mut self.choices[choice as usize].drafts;
-        drafts.propose(&self.root, of, (tokens, self.prompt_tokens), most, proposed);
+        let tokens = (tokens, self.prompt_tokens);
+        drafts.propose(&self.root, of, tokens, (most, &self.end_tokens), proposed);
     }
 
     /// Keeps those of the proposed tokens that the step computes. Of a choice that a grammar describes, these are tokens that it
@@ -268,15 +269,15 @@ impl ActiveRequest {
         }
     }
 
-    /// Records how many of a choice's drafts were computed and accepted.
-    pub fn record_drafts(
-        &mut self,
-        choice: u32,
-        drafts: &mut Drafts,
-        computed: usize,
-        accepted: usize,
-    ) {
-        drafts.record(&mut self.choices[choice as usize].drafts, computed, accepted);
+    /// Takes what is known of a choice's drafts before they are drawn.
+    pub fn take_expected(&mut self, choice: u32) -> Expected {
+        self.choices[choice as usize].drafts.take_expected()
+    }
+
+    /// Returns what is known of a choice's drafts, and whether it has ended.
+    pub fn drafts_mut(&mut self, choice: u32) -> (&mut ChoiceDrafts, bool) {
+        let Generation { drafts, finish_reason, .. } = &mut self.choices[choice as usize];
+        (drafts, finish_reason.is_some())
     }
 
     /// Keeps the answer of a choice for drafts of later ones.

@@ -34,8 +34,12 @@ const MATCH_MAX: usize = 8;
 /// Shortest match that drafts follow from.
 const MATCH_MIN: usize = 2;
 
-/// Drafts that are less probable are not looked at.
+/// Drafts that are less probable are not proposed.
 const PROBABILITY_MIN: f64 = 0.02;
+/// Most drafts of a sequence in a step.
+pub(super) const MOST: usize = 64;
+/// Most further rows of which the least probability that pays is looked for.
+const ROWS_LOOKED_AT: usize = 64;
 /// What the time of further rows counts: the best of many expected rates is often one that is expected too high.
 const MORE_TIME: f64 = 1.05;
 
@@ -51,16 +55,26 @@ struct Found<'a> {
     repeats: bool,
 }
 
+/// Why each draft of a choice is expected, and the probability that it and all before it are accepted.
+pub(super) type Expected = Vec<(Reason, f64)>;
+
 /// What is known of the drafts of one choice.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ChoiceDrafts {
     chances: Chances,
     guide: Guide,
-    /// Of each proposed draft: why it is expected, and the probability that it and all before it are accepted.
-    proposed: Vec<(Reason, f64)>,
+    /// Why the first draft is expected, also where it is not proposed.
+    first: Option<Reason>,
+    /// Of each proposed draft.
+    proposed: Expected,
 }
 
 impl ChoiceDrafts {
+    /// Takes what is known of the proposed drafts, for [`Drafts::record`]: the choice may end before they are counted.
+    pub fn take_expected(&mut self) -> Expected {
+        std::mem::take(&mut self.proposed)
+    }
+
     /// Forgets all but the first proposed drafts: others are computed in place of the rest.
     pub fn keep_first(&mut self, drafts: usize) {
         self.proposed.truncate(drafts);
@@ -72,11 +86,13 @@ impl ChoiceDrafts {
 struct Proposal {
     /// Sequences that decode.
     decodes: usize,
+    /// Drafts that are less probable do not pay.
+    probability_min: f64,
     /// The probabilities of all proposed drafts.
     probabilities: Vec<f64>,
-    /// Drafts that are still to be chosen, and the smallest probability among them.
-    left: usize,
+    /// The smallest probability of a draft that is chosen, and how many that have it are still to be chosen.
     least: f64,
+    least_left: usize,
     /// What is left of the time to look ahead in grammars.
     time: Duration,
 }
@@ -93,10 +109,18 @@ pub(super) struct Drafts {
 impl Drafts {
     /// Starts a step in which this many sequences decode, each with up to `most` drafts.
     pub fn begin(&mut self, decodes: usize, most: usize) {
-        let Proposal { decodes: rows, probabilities, time, .. } = &mut self.proposal;
+        let Proposal { decodes: rows, probability_min, probabilities, time, .. } =
+            &mut self.proposal;
         (*rows, *time) = (decodes, LOOK_AHEAD_TIME);
         probabilities.clear();
         probabilities.reserve(decodes * most);
+        // If so many drafts pay together, each has this probability on average.
+        let average = |drafts: usize| {
+            let (now, longer) = (self.times.time(decodes)?, self.times.time(decodes + drafts)?);
+            Some(MORE_TIME * (longer - now) / drafts as f64 * decodes as f64 / now)
+        };
+        let averages = (1..=ROWS_LOOKED_AT).filter_map(average);
+        *probability_min = averages.fold(f64::INFINITY, f64::min).max(PROBABILITY_MIN);
     }
 
     /// Looks ahead in a grammar, until the time for that is over.
@@ -106,17 +130,19 @@ impl Drafts {
         self.proposal.time = self.proposal.time.saturating_sub(began.elapsed());
     }
 
-    /// Appends up to `most` tokens that may follow the tokens of a choice, the first `prompt` of which are its prompt.
+    /// Appends up to `most` tokens that may follow the tokens of a choice, the first `prompt` of which are its prompt: none of
+    /// `end_tokens`, which nothing follows.
     pub fn propose(
         &mut self,
         root: &BlockHash,
         choice: &mut ChoiceDrafts,
         (tokens, prompt): (&[u32], usize),
-        most: usize,
+        (most, end_tokens): (usize, &[u32]),
         drafts: &mut Vec<u32>,
     ) {
-        let ChoiceDrafts { chances, guide, proposed } = choice;
+        let ChoiceDrafts { chances, guide, first, proposed } = choice;
         proposed.clear();
+        *first = None;
         if most == 0 {
             return;
         }
@@ -133,13 +159,16 @@ impl Drafts {
         let (prompt, answer) = tokens.split_at(prompt.min(tokens.len()));
         guide.follow(answer, || self.answers.guide(root, prompt));
         let guided = guide.following().take(most);
+        let goes_on = |(token, _): &(u32, Reason)| !end_tokens.contains(token);
         let guided = guided.map(|(token, agreement)| (token, Reason::Guide(agreement)));
+        let guided = guided.take_while(goes_on);
         let matched = found.into_iter().flat_map(|Found { following, matched, repeats }| {
             let most = if repeats { most } else { most.min(following.len()) };
             // Where a draft is accepted, the match before the next one is longer.
             let tokens = following.iter().copied().cycle().take(most);
             tokens.zip((matched..).map(Reason::Match))
         });
+        let matched = matched.take_while(goes_on);
 
         let probability = |reason| self.acceptance.probability(reason, *chances);
         let expected = |drafts: &mut dyn Iterator<Item = (u32, Reason)>| {
@@ -152,8 +181,9 @@ impl Drafts {
         };
         let mut all_accepted = 1.0;
         let mut draft = |(token, reason): (u32, Reason)| {
+            first.get_or_insert(reason);
             all_accepted *= probability(reason);
-            if all_accepted < PROBABILITY_MIN {
+            if all_accepted < self.proposal.probability_min {
                 return false;
             }
             drafts.push(token);
@@ -167,43 +197,56 @@ impl Drafts {
         self.proposal.probabilities.extend(proposed.iter().map(|(_, probability)| *probability));
     }
 
-    /// Decides how many drafts the step computes, once those of all choices are proposed.
-    pub fn decide(&mut self) {
-        let Proposal { decodes, probabilities, left, least, .. } = &mut self.proposal;
+    /// Decides how many drafts the step computes, once those of all choices are proposed: up to `most`.
+    pub fn decide(&mut self, most: usize) {
+        let Proposal { decodes, probabilities, least, least_left, .. } = &mut self.proposal;
         probabilities.sort_unstable_by(|a, b| b.total_cmp(a));
-        (*left, *least) = (0, f64::INFINITY);
+        (*least, *least_left) = (f64::INFINITY, 0);
         let Some(time) = self.times.time(*decodes) else { return };
         let (mut tokens, mut best) = (*decodes as f64, *decodes as f64 / time);
-        for (at, probability) in probabilities.iter().enumerate() {
+        let (mut newest, mut equal) = (f64::INFINITY, 0);
+        for (at, probability) in probabilities.iter().enumerate().take(most) {
             tokens += probability;
+            equal = if *probability == newest { equal + 1 } else { 1 };
+            newest = *probability;
             let Some(longer) = self.times.time(*decodes + at + 1) else { return };
             let rate = tokens / (time + MORE_TIME * (longer - time).max(0.0));
             if rate > best {
-                (best, *left, *least) = (rate, at + 1, *probability);
+                (best, *least, *least_left) = (rate, *probability, equal);
             }
         }
     }
 
     /// Keeps those of a choice's drafts that the step computes.
     pub fn keep_chosen(&mut self, choice: &mut ChoiceDrafts, drafts: &mut Vec<u32>) {
-        let ChoiceDrafts { chances, proposed, .. } = choice;
-        let Proposal { left, least, .. } = &mut self.proposal;
-        let chosen = proposed.iter().take_while(|(_, probability)| *probability >= *least).count();
-        // More may have the smallest probability than there are.
-        let chosen = chosen.min(*left);
-        *left -= chosen;
-        if !proposed.is_empty() && chosen == 0 {
-            chances.record_idle();
+        let ChoiceDrafts { chances, first, proposed, .. } = choice;
+        let Proposal { least, least_left, .. } = &mut self.proposal;
+        let more = proposed.partition_point(|(_, probability)| probability > least);
+        let least_too = proposed[more..].iter().take_while(|(_, p)| p == least).count();
+        let least_too = least_too.min(*least_left);
+        *least_left -= least_too;
+        let chosen = more + least_too;
+        if let Some(first) = first.filter(|_| chosen == 0) {
+            self.acceptance.record_idle(chances, first);
         }
         proposed.truncate(chosen);
         drafts.truncate(chosen);
     }
 
-    /// Records how many of a choice's drafts were computed and accepted.
-    pub fn record(&mut self, choice: &mut ChoiceDrafts, computed: usize, accepted: usize) {
-        let ChoiceDrafts { chances, proposed, .. } = choice;
-        let reasons = proposed.iter().take(computed).map(|(reason, _)| *reason);
-        self.acceptance.record(chances, reasons, accepted);
+    /// Records how many of a choice's drafts were computed and accepted, and whether the choice has ended: then it is not known
+    /// whether the next draft was right.
+    pub fn record(
+        &mut self,
+        choice: &mut ChoiceDrafts,
+        mut expected: Expected,
+        (computed, accepted): (usize, usize),
+        has_ended: bool,
+    ) {
+        let reasons = expected.iter().take(computed).map(|(reason, _)| *reason);
+        let decided = reasons.take(accepted + usize::from(!has_ended));
+        self.acceptance.record(&mut choice.chances, decided, accepted);
+        expected.clear();
+        choice.proposed = expected;
     }
 
     /// Records the time of a step with this many rows, all of them decodes.

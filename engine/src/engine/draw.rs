@@ -7,6 +7,7 @@ use tritmill_grammar::GrammarError;
 use super::{
     Engine, StepReport,
     active::{ActiveRequest, StaleMask},
+    drafts::{ChoiceDrafts, Expected},
     fork::copy_in,
 };
 use crate::{
@@ -33,11 +34,12 @@ impl Engine {
         assert_eq!(logits.len(), positions, "the backend returns the requested positions");
         let mut first = 0;
         for planned in sampling() {
+            let expected = self.take_expected(planned);
             let mut accepted = 0;
             while self.sample_position(planned, accepted, &mut logits, first + accepted, report) {
                 accepted += 1;
             }
-            self.record_drafts(planned, accepted);
+            self.record_drafts(planned, expected, accepted);
             first += planned.drafts + 1;
         }
         self.logits = logits;
@@ -65,15 +67,20 @@ impl Engine {
         }
     }
 
-    fn record_drafts(&mut self, planned: &PlannedChunk, accepted: usize) {
-        if planned.drafts == 0 {
-            return;
-        }
+    fn take_expected(&mut self, planned: &PlannedChunk) -> Expected {
+        let request = self.active.get_mut(&RequestId(planned.id.request));
+        request.map(|request| request.take_expected(planned.id.choice)).unwrap_or_default()
+    }
+
+    fn record_drafts(&mut self, planned: &PlannedChunk, expected: Expected, accepted: usize) {
         self.counters.drafted_tokens += planned.drafts as u64;
         self.counters.accepted_tokens += accepted as u64;
+        let Some(drafts) = &mut self.drafts else { return };
         let request = self.active.get_mut(&RequestId(planned.id.request));
-        if let (Some(drafts), Some(request)) = (&mut self.drafts, request) {
-            request.record_drafts(planned.id.choice, drafts, planned.drafts, accepted);
+        let counts = (planned.drafts, accepted);
+        match request.map(|request| request.drafts_mut(planned.id.choice)) {
+            Some((choice, has_ended)) => drafts.record(choice, expected, counts, has_ended),
+            None => drafts.record(&mut ChoiceDrafts::default(), expected, counts, true),
         }
     }
 

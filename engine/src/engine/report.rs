@@ -34,8 +34,8 @@ pub struct EngineConfig {
     pub rows: RowTarget,
     /// Longest wait of an idle engine for so many rows. See [`Engine::wait_for_more`](super::Engine::wait_for_more).
     pub wait_limit: Duration,
-    /// Most drafts of a sequence in a step: tokens that may follow its newest one, computed with it where that pays. 0 for
-    /// none. Needs [`Engine::record_time`](super::Engine::record_time).
+    /// Most drafts of a sequence in a step: tokens that may follow its newest one, computed with it where that pays, at most 64. 0
+    /// for none. Needs [`Engine::record_time`](super::Engine::record_time).
     pub draft_tokens: usize,
     /// Whether the model embeds prompts instead of continuing them.
     pub embeds: bool,

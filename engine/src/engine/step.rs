@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Engine, StepReport, full_steps::FullSteps};
+use super::{Engine, StepReport, drafts, full_steps::FullSteps};
 use crate::{
     backend::{Backend as _, Chunk, LogitsFor, StepError},
     request::{Event, FinishReason, RequestError, RequestId},
@@ -55,7 +55,7 @@ impl Engine {
         report.limits = self.limits(now);
         // A limited step has no room for tokens that may turn out to be wrong.
         let certain_only = report.limits.prefill.is_some() || report.limits.decodes.is_some();
-        self.propose_drafts(certain_only);
+        self.propose_drafts(report.limits, certain_only);
         let (mut plan, mut copied) = (std::mem::take(&mut self.plan), Ok(()));
         self.scheduler.plan(report.limits, &mut plan, |from, to| {
             if copied.is_ok() {
@@ -96,11 +96,12 @@ impl Engine {
     }
 
     /// Proposes tokens that may follow, or with `certain_only` those that must.
-    fn propose_drafts(&mut self, certain_only: bool) {
+    fn propose_drafts(&mut self, limits: StepLimits, certain_only: bool) {
         let Some(drafts) = &mut self.drafts else { return };
         let active = &mut self.active;
-        let (most, draws) = (self.config.draft_tokens, self.backend.draws_tokens());
-        drafts.begin(self.scheduler.decoding(None), most);
+        let most = self.config.draft_tokens.min(drafts::MOST);
+        let (draws, decodes) = (self.backend.draws_tokens(), self.scheduler.decoding(None));
+        drafts.begin(decodes, most);
         let likely = if certain_only { 0 } else { most };
         self.scheduler.for_drafts(|id, tokens, proposed| {
             proposed.clear();
@@ -108,7 +109,7 @@ impl Engine {
                 request.propose((id.choice, tokens), drafts, (likely, draws), proposed);
             }
         });
-        drafts.decide();
+        drafts.decide(self.scheduler.budget(limits).saturating_sub(decodes));
         self.scheduler.for_drafts(|id, tokens, proposed| {
             if let Some(request) = active.get_mut(&RequestId(id.request)) {
                 request.keep_chosen((id.choice, tokens.len()), drafts, (most, draws), proposed);

@@ -46,13 +46,7 @@ impl Scheduler {
                 self.keeping.extend(sequence.hashes_to_keep());
             }
         }
-        let (most, mut budget) = (limits.decodes.unwrap_or(usize::MAX), self.limits.token_budget);
-        if limits.prefill.is_some() || limits.rows.is_some() {
-            let decodes = self.decoding(Some(true)) + self.decoding(Some(false)).min(most);
-            let with_prefill = limits.prefill.map(|prefill| decodes.saturating_add(prefill));
-            let of_rows = limits.rows.map(|rows| rows.max(decodes.saturating_add(rows / 2)));
-            budget = budget.min(with_prefill.unwrap_or(budget)).min(of_rows.unwrap_or(budget));
-        }
+        let (most, budget) = (limits.decodes.unwrap_or(usize::MAX), self.budget(limits));
         let shared = self.cache.clone();
         let mut cache = shared.lock();
         let mut filling = Filling { cache: &mut cache, plan, budget };
@@ -63,6 +57,18 @@ impl Scheduler {
         self.order = running;
         self.count_stalls(limits.decodes.is_some(), plan);
         plan.copies.iter().for_each(|(from, to)| copy(*from, *to));
+    }
+
+    /// Returns the most rows of a step with these limits.
+    pub fn budget(&self, limits: StepLimits) -> usize {
+        let (most, budget) = (limits.decodes.unwrap_or(usize::MAX), self.limits.token_budget);
+        if limits.prefill.is_none() && limits.rows.is_none() {
+            return budget;
+        }
+        let decodes = self.decoding(Some(true)) + self.decoding(Some(false)).min(most);
+        let with_prefill = limits.prefill.map(|prefill| decodes.saturating_add(prefill));
+        let of_rows = limits.rows.map(|rows| rows.max(decodes.saturating_add(rows / 2)));
+        budget.min(with_prefill.unwrap_or(budget)).min(of_rows.unwrap_or(budget))
     }
 
     /// Fills a step; `running` are the running sequences, in order of service. Of those that are not of the highest

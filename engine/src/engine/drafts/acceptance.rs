@@ -20,6 +20,8 @@ const ENGINE_KEEPS: f64 = 0.999;
 /// What a request's drafts count with each step in which it could have had some but got nothing: after refused drafts, a
 /// request gets others after a while.
 const IDLE_KEEPS: f64 = 0.99;
+/// What the engine's drafts of the first one's kind count then.
+const ENGINE_IDLE_KEEPS: f64 = 0.999;
 
 /// Decided drafts: each draft up to the first refused one.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -63,13 +65,6 @@ impl Reason {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Chances(Counts);
 
-impl Chances {
-    /// Records a step in which the choice could have had drafts but got none.
-    pub fn record_idle(&mut self) {
-        self.0.add(IDLE_KEEPS, 0, 0);
-    }
-}
-
 /// Accepted drafts of an engine, by their kind.
 #[derive(Debug, Clone, Default)]
 pub struct Acceptance([Counts; KINDS]);
@@ -85,15 +80,20 @@ impl Acceptance {
         }
     }
 
-    /// Records the drafts of one choice in a step, of which the first were accepted.
+    /// Records a step in which a choice could have had drafts but got none, and what its first one would have followed from.
+    pub fn record_idle(&mut self, chances: &mut Chances, first: Reason) {
+        chances.0.add(IDLE_KEEPS, 0, 0);
+        self.0[first.kind()].add(ENGINE_IDLE_KEEPS, 0, 0);
+    }
+
+    /// Records the decided drafts of one choice in a step, of which the first were accepted.
     pub fn record(
         &mut self,
         chances: &mut Chances,
         reasons: impl Iterator<Item = Reason>,
         accepted: usize,
     ) {
-        // The first refused draft is decided; those after it are not.
-        for (draft, reason) in reasons.take(accepted + 1).enumerate() {
+        for (draft, reason) in reasons.enumerate() {
             let keeps = if draft == 0 { REQUEST_KEEPS } else { 1.0 };
             let is_accepted = usize::from(draft < accepted);
             if let Reason::Match(_) = reason {
@@ -116,7 +116,7 @@ mod tests {
         assert!((prior - PRIOR[2]).abs() < 1e-9);
         for _ in 0..20 {
             engine.record(&mut good, [Reason::Match(3); 4].into_iter(), 4);
-            engine.record(&mut bad, [Reason::Match(3); 4].into_iter(), 0);
+            engine.record(&mut bad, [Reason::Match(3); 1].into_iter(), 0);
         }
         assert!(engine.probability(Reason::Match(3), good) > 0.9);
         assert!(engine.probability(Reason::Match(3), bad) < 0.2);
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn drafts_count_for_their_own_agreements() {
         let mut engine = Acceptance::default();
-        let reasons = [Reason::Guide(7), Reason::Guide(0), Reason::Guide(7)];
+        let reasons = [Reason::Guide(7), Reason::Guide(0)];
         (0..200).for_each(|_| engine.record(&mut Chances::default(), reasons.into_iter(), 1));
         let probability =
             |agreement| engine.probability(Reason::Guide(agreement), Chances::default());
@@ -141,12 +141,17 @@ mod tests {
     #[test]
     fn refused_requests_are_tried_again_after_a_while() {
         let (mut engine, mut bad) = (Acceptance::default(), Chances::default());
-        (0..20).for_each(|_| engine.record(&mut bad, [Reason::Match(8); 4].into_iter(), 0));
+        (0..20).for_each(|_| engine.record(&mut bad, [Reason::Match(8); 1].into_iter(), 0));
         let others =
             |_| engine.record(&mut Chances::default(), [Reason::Match(8); 4].into_iter(), 4);
         (0..2000).for_each(others);
         let refused = engine.probability(Reason::Match(8), bad);
-        (0..500).for_each(|_| bad.record_idle());
-        assert!(refused < 0.4 && engine.probability(Reason::Match(8), bad) > 0.9);
+        (0..500).for_each(|_| engine.record_idle(&mut bad, Reason::Match(8)));
+        assert!(refused < 0.4 && engine.probability(Reason::Match(8), bad) > 0.8);
+        let guided = Reason::Guide(7);
+        (0..100).for_each(|_| engine.record(&mut bad, [guided].into_iter(), 0));
+        let refused = engine.probability(guided, bad);
+        (0..3000).for_each(|_| engine.record_idle(&mut bad, guided));
+        assert!(refused < 0.1 && engine.probability(guided, bad) > 0.3, "all requests");
     }
 }

@@ -49,8 +49,9 @@ struct Generation {
 }
 
 impl Answers {
-    /// Keeps an answer: the tokens after the first `prompt` ones, which were compared with those of `guide`.
+    /// Keeps an answer: the tokens after the first `prompt` ones. Its guide may be that of `guide`.
     pub fn keep(&mut self, root: &BlockHash, tokens: &[u32], prompt: usize, guide: &Guide) {
+        let earlier = guide.answer().or_else(|| self.guide(root, &tokens[..prompt]));
         self.clock += 1;
         if !self.tenants.contains_key(root) && self.tenants.len() >= TENANTS_MAX {
             let longest = self.tenants.iter().min_by_key(|(_, tenant)| tenant.used);
@@ -68,7 +69,7 @@ impl Answers {
         tenant.newer.add(&found_in[..found_in.len().min(TOKENS_MAX)]);
         let (prompt, answer) = tokens.split_at(prompt);
         tenant.guides.truncate(GUIDES_MAX - 1);
-        tenant.guides.push_front(Arc::new(Answer::new(prompt, answer, guide)));
+        tenant.guides.push_front(Arc::new(Answer::new(prompt, answer, earlier.as_deref())));
     }
 
     /// Returns the guide for the answer to a prompt: of the tenant's newest answers the one with the most similar prompt.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Tokens of an answer that are kept.
 const TOKENS_MAX: usize = 1 << 11;
 /// Tokens of the beginning of a prompt that are kept with an answer.
-const PROMPT_MAX: usize = 16;
+const PROMPT_MAX: usize = 64;
 /// Places before and after the expected one where a token is looked for.
 const NEAR: usize = 16;
 /// Largest [`Agreement`].
@@ -16,7 +16,7 @@ pub const AGREEMENT_MAX: usize = 7;
 const AGREEMENT_FIRST: Agreement = 2;
 
 /// How well earlier answers agreed on a token of an answer: one more with each that had the same, half with each that had
-/// another one in its place, at most [`AGREEMENT_MAX`].
+/// another one in its place, at most [`AGREEMENT_MAX`]. 0 if it stood between two tokens of the earlier answer.
 pub type Agreement = u8;
 
 /// An answer that later ones are compared with.
@@ -51,10 +51,10 @@ impl Place {
 }
 
 impl Answer {
-    /// Keeps an answer that was compared with the one of `guide`, if that has one.
-    pub fn new(prompt: &[u32], tokens: &[u32], guide: &Guide) -> Self {
+    /// Keeps an answer, and compares it with an earlier one, if there is any.
+    pub fn new(prompt: &[u32], tokens: &[u32], earlier: Option<&Self>) -> Self {
         let tokens = &tokens[..tokens.len().min(TOKENS_MAX)];
-        let agreements = match &guide.answer {
+        let agreements = match earlier {
             None => vec![AGREEMENT_FIRST; tokens.len()],
             Some(earlier) => earlier.agreements_with(tokens),
         };
@@ -127,6 +127,11 @@ pub struct Guide {
 }
 
 impl Guide {
+    /// Returns the earlier answer.
+    pub fn answer(&self) -> Option<Arc<Answer>> {
+        self.answer.clone()
+    }
+
     /// Compares new tokens of the growing answer. `choose` returns an earlier answer, if there is any yet.
     pub fn follow(&mut self, tokens: &[u32], choose: impl FnOnce() -> Option<Arc<Answer>>) {
         if self.answer.is_none() {
@@ -157,7 +162,7 @@ mod tests {
     fn kept(texts: &[&str]) -> Arc<Answer> {
         let mut guide = Guide::default();
         for text in texts {
-            let answer = Arc::new(Answer::new(&[], &tokens(text), &guide));
+            let answer = Arc::new(Answer::new(&[], &tokens(text), guide.answer.as_deref()));
             guide = Guide { answer: Some(answer), ..Guide::default() };
         }
         guide.answer.expect("some text")
@@ -207,7 +212,7 @@ mod tests {
     #[test]
     fn longest_answers_are_kept_in_part() {
         let long = vec![7; 3 * TOKENS_MAX];
-        let answer = Arc::new(Answer::new(&long, &long, &Guide::default()));
+        let answer = Arc::new(Answer::new(&long, &long, None));
         assert_eq!((answer.tokens.len(), answer.prompt.len()), (TOKENS_MAX, PROMPT_MAX));
         assert_eq!(answer.common_prompt(&[7, 7, 1, 7]), 2);
         let mut guide = Guide::default();

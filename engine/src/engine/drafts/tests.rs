@@ -84,9 +84,8 @@ fn proposed(share: f64, sequences: usize, accepted: usize) -> usize {
     let mut drafts = with_times(share);
     let mut choices = vec![ChoiceDrafts::default(); sequences];
     for _ in 0..50 {
-        let proposed = vec![(Reason::Match(MATCH_MAX), 0.5); 4];
-        choices[0].proposed = proposed;
-        drafts.record(&mut choices[0], 4, accepted);
+        let expected = vec![(Reason::Match(MATCH_MAX), 0.5); 4];
+        drafts.record(&mut choices[0], expected, (4, accepted), false);
     }
     let tokens = [7; 20];
     let lists = chosen(&mut drafts, &mut choices, (&tokens, 10), 8);
@@ -103,9 +102,9 @@ fn chosen(
     let mut lists = vec![Vec::new(); choices.len()];
     drafts.begin(choices.len(), most);
     for (choice, list) in choices.iter_mut().zip(&mut lists) {
-        drafts.propose(&root(b""), choice, tokens, most, list);
+        drafts.propose(&root(b""), choice, tokens, (most, &[]), list);
     }
-    drafts.decide();
+    drafts.decide(usize::MAX);
     for (choice, list) in choices.iter_mut().zip(&mut lists) {
         drafts.keep_chosen(choice, list);
     }
@@ -121,6 +120,48 @@ fn drafts_are_proposed_where_they_pay() {
     assert!(proposed(0.12, 64, 3) <= 1, "a full step has no cheap rows");
 }
 
+#[test]
+fn probable_drafts_of_later_choices_come_before_equal_ones_of_earlier_choices() {
+    // Three rows more cost nothing, others much.
+    let mut drafts = Drafts::default();
+    for rows in 1..=12 {
+        (0..50).for_each(|_| drafts.record_time(rows, if rows <= 7 { 1.0 } else { 5.0 }));
+    }
+    drafts.begin(4, 8);
+    let of = |probability| ChoiceDrafts {
+        proposed: vec![(Reason::Match(8), probability)],
+        ..ChoiceDrafts::default()
+    };
+    let mut choices = [0.5, 0.5, 0.5, 0.9].map(of);
+    drafts.proposal.probabilities = vec![0.5, 0.5, 0.5, 0.9];
+    drafts.decide(usize::MAX);
+    let mut kept = |choice| {
+        let mut list = vec![1];
+        drafts.keep_chosen(choice, &mut list);
+        list.len()
+    };
+    assert_eq!(choices.each_mut().map(&mut kept), [1, 1, 0, 1]);
+    drafts.proposal.probabilities = vec![0.5, 0.9];
+    drafts.decide(1);
+    assert_eq!(drafts.proposal.least, 0.9, "the step has room for one");
+}
+
+#[test]
+fn nothing_is_proposed_that_ends_an_answer() {
+    let mut drafts = with_times(0.02);
+    drafts.keep(&root(b""), &ChoiceDrafts::default(), (&[1, 2, 3, 4, 5, 6, 0], 3));
+    let mut proposed = |end_tokens: &[u32]| {
+        let (mut choice, mut list) = (ChoiceDrafts::default(), Vec::new());
+        drafts.begin(1, 8);
+        let tokens = (&[9, 9, 9, 4][..], 3);
+        drafts.propose(&root(b""), &mut choice, tokens, (8, end_tokens), &mut list);
+        list
+    };
+    assert_eq!(proposed(&[]), [5, 6, 0]);
+    assert_eq!(proposed(&[0]), [5, 6]);
+    assert_eq!(proposed(&[5]), []);
+}
+
 /// Returns the steps of an answer, of which one token is known at first, and how many drafts were accepted.
 fn steps(drafts: &mut Drafts, tokens: &[u32], prompt: usize) -> (usize, usize) {
     let (mut choice, mut known, mut steps, mut accepted_all) =
@@ -130,8 +171,9 @@ fn steps(drafts: &mut Drafts, tokens: &[u32], prompt: usize) -> (usize, usize) {
         let choices = std::slice::from_mut(&mut choice);
         let list = chosen(drafts, choices, (&tokens[..known], prompt), most).remove(0);
         let accepted = list.iter().zip(&tokens[known..]).take_while(|(a, b)| a == b).count();
-        drafts.record(&mut choice, list.len(), accepted);
+        let expected = choice.take_expected();
         known += accepted + 1;
+        drafts.record(&mut choice, expected, (list.len(), accepted), known >= tokens.len());
         (steps, accepted_all) = (steps + 1, accepted_all + accepted);
     }
     drafts.keep(&root(b""), &choice, (tokens, prompt));

@@ -16,7 +16,7 @@ const ROWS_MAX: usize = 64;
 const MEAN_WEIGHT_MAX: f64 = 24.0;
 /// Times that the line counts as, beside such a mean.
 const LINE_WEIGHT: f64 = 3.0;
-/// What the mean of a number of rows counts with each step that has another number: later the line alone is taken.
+/// What the mean of a number of rows counts with each step that came after it: later the line alone is taken.
 const UNUSED_KEEPS: f64 = 0.997;
 
 /// The mean time of steps with one number of rows.
@@ -25,7 +25,7 @@ struct Mean {
     seconds: f64,
     weight: f64,
     /// Number of the newest of these steps.
-    step: i32,
+    step: u64,
 }
 
 /// Measured times of steps.
@@ -40,7 +40,7 @@ pub struct StepTimes {
     /// By number of rows.
     means: Vec<Mean>,
     /// Measured steps.
-    steps: i32,
+    steps: u64,
 }
 
 impl StepTimes {
@@ -63,7 +63,7 @@ impl StepTimes {
             *value *= KEEPS;
         }
         self.add(rows as f64, seconds, 1.0);
-        self.steps = self.steps.saturating_add(1);
+        self.steps += 1;
         let step = self.steps;
         if let Some(mean) = self.means.get_mut(rows) {
             let weight = mean.weight_at(step).min(MEAN_WEIGHT_MAX);
@@ -109,8 +109,9 @@ fn assumed_slope(rows: f64, seconds: f64) -> f64 {
 }
 
 impl Mean {
-    fn weight_at(&self, step: i32) -> f64 {
-        self.weight * UNUSED_KEEPS.powi(step - self.step)
+    fn weight_at(&self, step: u64) -> f64 {
+        let since = i32::try_from(step - self.step).unwrap_or(i32::MAX);
+        self.weight * UNUSED_KEEPS.powi(since)
     }
 }
 

@@ -39,7 +39,9 @@ pub(super) fn parse(url: &str) -> Result<Hosts, StoreError> {
     // The driver takes all schemes, and asks a Postgres server there.
     let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
     if !SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme)) {
-        let scheme = scheme.to_owned();
+        // What comes before another text's `://` may be a password.
+        let is_scheme = |c: char| c.is_ascii_alphanumeric() || "+.-".contains(c);
+        let scheme = scheme.chars().all(is_scheme).then(|| scheme.to_owned()).unwrap_or_default();
         return Err(StoreError::Unavailable(Box::new(UnknownScheme { scheme })));
     }
     let Parameters { for_driver, must_write, is_pooled, connect_timeout, fallback_name } =
@@ -129,6 +131,7 @@ mod tests {
             ("mysql://u:secret@a/db", "\"mysql\""),
             ("sqlite://jobs.sqlite", "\"sqlite\""),
             ("host=a password=secret", "\"\""),
+            ("host=a password=secret://", "\"\""),
         ] {
             let Err(error) = parse(url) else { panic!("no Postgres: {url}") };
             let error = error.to_string();
