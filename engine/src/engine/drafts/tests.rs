@@ -159,7 +159,7 @@ fn nothing_is_proposed_that_ends_an_answer() {
     };
     assert_eq!(proposed(&[]), [5, 6, 0]);
     assert_eq!(proposed(&[0]), [5, 6]);
-    assert_eq!(proposed(&[5]), []);
+    assert!(proposed(&[5]).is_empty());
 }
 
 /// Returns the steps of an answer, of which one token is known at first, and how many drafts were accepted.
