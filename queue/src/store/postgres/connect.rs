@@ -41,7 +41,8 @@ pub(super) fn parse(url: &str) -> Result<Hosts, StoreError> {
     if !SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme)) {
         // What comes before another text's `://` may be a password.
         let is_scheme = |c: char| c.is_ascii_alphanumeric() || "+.-".contains(c);
-        let scheme = scheme.chars().all(is_scheme).then(|| scheme.to_owned()).unwrap_or_default();
+        let shown = if scheme.chars().all(is_scheme) { scheme } else { "" };
+        let scheme = shown.to_owned();
         return Err(StoreError::Unavailable(Box::new(UnknownScheme { scheme })));
     }
     let Parameters { for_driver, must_write, is_pooled, connect_timeout, fallback_name } =
