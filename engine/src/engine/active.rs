@@ -256,10 +256,13 @@ impl ActiveRequest {
         limits: (usize, bool),
         proposed: &mut Vec<u32>,
     ) {
+        drafts.keep_chosen(&mut self.choices[choice as usize].drafts, proposed);
+        if self.choices[choice as usize].constrained.is_none() {
+            return;
+        }
         let most = self.most_drafts(choice, position, limits);
         let (vocab_size, end_tokens) = (self.vocab_size, &self.end_tokens[..]);
         let generation = &mut self.choices[choice as usize];
-        drafts.keep_chosen(&mut generation.drafts, proposed);
         if let Some(constrained) = generation.constrained.as_mut().filter(|_| most > 0) {
             drafts.look_ahead(|until| {
                 constrained.look_ahead(proposed, most, (vocab_size, end_tokens), until);

@@ -114,9 +114,10 @@ impl Drafts {
         (*rows, *time) = (decodes, LOOK_AHEAD_TIME);
         probabilities.clear();
         probabilities.reserve(decodes * most);
+        let now = self.times.time(decodes);
         // If so many drafts pay together, each has this probability on average.
         let average = |drafts: usize| {
-            let (now, longer) = (self.times.time(decodes)?, self.times.time(decodes + drafts)?);
+            let (now, longer) = (now?, self.times.time(decodes + drafts)?);
             Some(MORE_TIME * (longer - now) / drafts as f64 * decodes as f64 / now)
         };
         let averages = (1..=ROWS_LOOKED_AT).filter_map(average);
