@@ -79,6 +79,9 @@ pub fn second<T>(at: *const T) {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
+/// Broadcasts of four activations that a cache line holds.
+pub const BROADCASTS: usize = LINE / 4;
+
 /// Prefetches the cache lines of some bytes into the second cache, but for the last if the first is not whole.
 pub fn all(bytes: &[u8]) {
     bytes.iter().step_by(LINE).for_each(|byte| second(byte));

@@ -8,6 +8,7 @@
 //!       for each four inputs
 //!         load their codes of each tile
 //!         for each row: broadcast 4 activations, accumulate in each tile
+//!       (meanwhile, the activations of the next rows come into the first cache)
 //!       add the sums to the outputs
 //! ```
 //!
@@ -48,12 +49,14 @@ pub unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
             }
             for group in 0..groups {
                 let (row, last) = (group * rows / groups, (group + 1) * rows / groups);
+                let next = if last < rows { (last, start) } else { (0, end % *blocks) };
                 // SAFETY: rows, outputs and codes are inside their slices.
                 unsafe {
                     let many = Many {
                         codes: codes.as_ptr(),
                         count: (end - start) * codes_of_block,
                         x: x.as_ptr().add(row * *x_stride + start * E::BLOCK_COLS),
+                        next: x.as_ptr().wrapping_add(next.0 * *x_stride + next.1 * E::BLOCK_COLS),
                         x_stride: *x_stride,
                         sums: if start == 0 { sums.as_ptr().add(row) } else { std::ptr::null() },
                         y: y.as_mut_ptr().add(row * y_stride + first * TILE_ROWS),
@@ -111,16 +114,25 @@ pub unsafe fn rows_by_tiles<T: Vectors, const R: usize, const TILES: usize>(many
         for row in 0..R {
             xs[row] = opaque(many.x.add(row * many.x_stride));
         }
-        for at in 0..many.count {
-            let mut codes = [T::zero(); TILES];
-            for tile in 0..TILES {
-                codes[tile] = (*many.codes.add(tile))[at].assume_init();
-            }
+        let mut at = 0;
+        while at < many.count {
             for row in 0..R {
-                let x = T::broadcast(xs[row].add(4 * at));
+                prefetch::first(many.next.wrapping_add(row * many.x_stride + 4 * at));
+            }
+            let end = many.count.min(at + prefetch::BROADCASTS);
+            while at < end {
+                let mut codes = [T::zero(); TILES];
                 for tile in 0..TILES {
-                    sums[row][tile] = T::accumulate(sums[row][tile], codes[tile], x);
+                    let codes_of_tile = (*many.codes.add(tile)).as_ptr();
+                    codes[tile] = codes_of_tile.add(at).read().assume_init();
                 }
+                for row in 0..R {
+                    let x = T::broadcast(xs[row].add(4 * at));
+                    for tile in 0..TILES {
+                        sums[row][tile] = T::accumulate(sums[row][tile], codes[tile], x);
+                    }
+                }
+                at += 1;
             }
         }
         for row in 0..R {

@@ -201,6 +201,8 @@ pub struct Many<T: Vectors> {
     pub count: usize,
     /// The first row's activations for the chunk.
     pub x: *const i8,
+    /// The activations that are read next, of R rows; the address need not be valid.
+    pub next: *const i8,
     pub x_stride: usize,
     /// The first row's sum for the first chunk, null for later ones.
     pub sums: *const i32,

@@ -9,6 +9,7 @@
 //!         for each four inputs
 //!           load their codes of each tile
 //!           for each row and digit: broadcast 4 activations, accumulate in each tile
+//!         (meanwhile, the activations of the next rows come into the first cache)
 //!         join the sums with the outputs, as in `groups`
 //! ```
 
@@ -29,10 +30,6 @@ use crate::{
     },
 };
 
-/// Bytes of activations that stay in the second cache from one set of tiles to the next: half of the smallest that
-/// processors with these vectors have.
-const NEAR_BYTES: usize = 1 << 20;
-
 /// Operands of [`rows_by_tiles`]: a chunk of groups of a set of tiles, and R rows.
 #[derive(Clone, Copy)]
 pub(super) struct ManyGroups<T: Vectors> {
@@ -47,6 +44,8 @@ pub(super) struct ManyGroups<T: Vectors> {
     row_groups: usize,
     /// The first row's activations for the chunk. // (groups, digits, digit_bytes)
     x: *const i8,
+    /// The activations that are read next, of R rows; the address need not be valid.
+    next: *const i8,
     x_stride: usize,
     digit_bytes: usize,
     sums: *const i32,       // (rows, groups of a row)
@@ -91,7 +90,6 @@ pub(super) unsafe fn gemm<T: ManyJoin, E: Expand<T>>(product: GroupProduct<'_>) 
         [const { [const { MaybeUninit::uninit() }; CODES_OF_CHUNK] }; TILES_MAX];
     let (most_rows, most_tiles) = T::MANY[digits - 1];
     let sets = rows.div_ceil(most_rows);
-    let far = rows * x_stride > NEAR_BYTES;
     for first in (0..tile_count).step_by(most_tiles) {
         let count = most_tiles.min(tile_count - first);
         for start in (0..groups).step_by(chunk) {
@@ -105,11 +103,8 @@ pub(super) unsafe fn gemm<T: ManyJoin, E: Expand<T>>(product: GroupProduct<'_>) 
             }
             for set in 0..sets {
                 let (row, last) = (set * rows / sets, (set + 1) * rows / sets);
-                let (from, to) = (start * digits * digit_bytes, end * digits * digit_bytes);
-                if far {
-                    let next = last..(2 * last - row).min(rows);
-                    next.for_each(|row| prefetch_lines(&x[row * x_stride..][from..to]));
-                }
+                let from = start * digits * digit_bytes;
+                let next = if last < rows { (last, start) } else { (0, end % groups) };
                 // SAFETY: rows, outputs, scales and codes are inside their slices.
                 unsafe {
                     let many = ManyGroups {
@@ -120,6 +115,9 @@ pub(super) unsafe fn gemm<T: ManyJoin, E: Expand<T>>(product: GroupProduct<'_>) 
                         tile_scales: tile_scales.as_ptr().add((first * groups + start) * TILE_ROWS),
                         row_groups: groups,
                         x: x.as_ptr().add(row * x_stride + from),
+                        next: x
+                            .as_ptr()
+                            .wrapping_add(next.0 * x_stride + next.1 * digits * digit_bytes),
                         x_stride,
                         digit_bytes,
                         sums: sums.as_ptr().add(row * groups + start),
@@ -132,11 +130,6 @@ pub(super) unsafe fn gemm<T: ManyJoin, E: Expand<T>>(product: GroupProduct<'_>) 
             }
         }
     }
-}
-
-/// Prefetches some activations into the second cache.
-fn prefetch_lines(x: &[i8]) {
-    x.chunks(64).for_each(|line| prefetch::second(line.as_ptr()));
 }
 
 /// Multiplies TILES tiles by R rows of D digits.
@@ -168,21 +161,32 @@ pub(super) unsafe fn rows_by_tiles<
                 let sum = *many.sums.add(row * many.row_groups + group);
                 sums[row][D - 1] = [T::splat(-sum); TILES];
             }
-            for at in 0..many.vectors {
-                let mut codes = [T::zero(); TILES];
-                for tile in 0..TILES {
-                    let codes_of_tile = &*many.codes.add(tile);
-                    codes[tile] =
-                        codes_of_tile.as_ptr().add(group * many.vectors + at).read().assume_init();
-                }
+            let mut at = 0;
+            while at < many.vectors {
                 for row in 0..R {
                     for digit in 0..D {
-                        let x = T::broadcast(xs[row].add(digit * many.digit_bytes + 4 * at));
-                        for tile in 0..TILES {
-                            let sum = &mut sums[row][digit][tile];
-                            *sum = T::accumulate(*sum, codes[tile], x);
+                        let x = row * many.x_stride + (D * group + digit) * many.digit_bytes;
+                        prefetch::first(many.next.wrapping_add(x + 4 * at));
+                    }
+                }
+                let end = many.vectors.min(at + prefetch::BROADCASTS);
+                while at < end {
+                    let mut codes = [T::zero(); TILES];
+                    for tile in 0..TILES {
+                        let codes_of_tile = (*many.codes.add(tile)).as_ptr();
+                        codes[tile] =
+                            codes_of_tile.add(group * many.vectors + at).read().assume_init();
+                    }
+                    for row in 0..R {
+                        for digit in 0..D {
+                            let x = T::broadcast(xs[row].add(digit * many.digit_bytes + 4 * at));
+                            for tile in 0..TILES {
+                                let sum = &mut sums[row][digit][tile];
+                                *sum = T::accumulate(*sum, codes[tile], x);
+                            }
                         }
                     }
+                    at += 1;
                 }
             }
             for row in 0..R {
