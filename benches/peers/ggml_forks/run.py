@@ -3,12 +3,15 @@
     python3 -m venv /tmp/peer && /tmp/peer/bin/pip install numpy
     cargo build --release
     /tmp/peer/bin/python benches/peers/ggml_forks/run.py --work /tmp/peer-models --ik DIR --bitnet DIR
+    /tmp/peer/bin/python benches/peers/ggml_forks/run.py --work /tmp/peer-models --ik DIR --shape bonsai-1.7b
 
 DIR: the folder with `llama-bench` and `llama-batched-bench` of that program, a Release build for the
 machine it runs on (GGML_NATIVE). Any of the three can be left out; `--tritmill ''` leaves out Tritmill.
 
 Makes the 2B shape with random weights for each: `tritmill model synth`; a GGUF with IQ2_BN linears for
-ik_llama.cpp; one with I2_S linears for bitnet.cpp, both with a Q6_K embedding that is also the head.
+ik_llama.cpp; one with I2_S linears for bitnet.cpp, both with a Q6_K embedding that is also the head. With
+`--shape bonsai-1.7b` it makes that one (Qwen3) for Tritmill, which runs it with activations of two digits and of one,
+and for ik_llama.cpp; bitnet.cpp has no Qwen3.
 Every round runs each program once for prefill and once for decode, each in a separate process.
 
 What differs:
@@ -18,7 +21,8 @@ What differs:
   three compute the head only for the last position.
 - Decode: the peers' tool feeds only token 0, which costs the same. All sequences of a batch advance one step
   per call, after a prompt that is not measured.
-- bitnet.cpp and ik_llama.cpp have one scale per matrix and per row. All sizes and the squared ReLU are equal.
+- bitnet.cpp and ik_llama.cpp have one scale per matrix and per row; Bonsai in Tritmill has one for each 128 weights of
+  a row. ik_llama.cpp multiplies one digit (int8). All sizes and the activation functions are equal.
 - The flags in PEERS were the fastest on a Zen 5 with AVX-512.
 """
 
@@ -36,10 +40,14 @@ import tempfile
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, FFN, CONTEXT = 128256, 2560, 30, 20, 5, 6912, 4096
-KV = HIDDEN // HEADS * KV_HEADS
 SCALE = 0.03  # scale of all ternary weights
 F32, Q6_K, I2_S, IQ2_BN = 0, 14, 36, 135  # tensor type numbers of these programs
+
+# Sizes as in `tritmill model synth`.
+SHAPES = {
+    "bitnet-2b": dict(arch="bitnet-b1.58", vocab=128256, hidden=2560, layers=30, heads=20, kv_heads=5, head_dim=128, ffn=6912, context=4096, theta=500000.0),
+    "bonsai-1.7b": dict(arch="qwen3", vocab=151936, hidden=2048, layers=28, heads=16, kv_heads=8, head_dim=128, ffn=6144, context=32768, theta=1000000.0),
+}
 
 # For each peer: the type of its linears, then flags for llama-bench and for llama-batched-bench.
 PEERS = {
@@ -89,23 +97,23 @@ SIZE = {
 }
 
 
-def write_model(path, linear):
+def write_model(path, linear, arch, vocab, hidden, layers, heads, kv_heads, head_dim, ffn, context, theta):
     """Writes a GGUF file; the `gguf` package supports neither type of linears."""
-    arch = "bitnet-b1.58"
     keys = {
-        "general.architecture": arch, "general.name": "peer-2b", "tokenizer.ggml.model": "no_vocab",
-        arch + ".vocab_size": VOCAB, arch + ".context_length": CONTEXT, arch + ".embedding_length": HIDDEN,
-        arch + ".block_count": LAYERS, arch + ".feed_forward_length": FFN, arch + ".attention.head_count": HEADS,
-        arch + ".attention.head_count_kv": KV_HEADS, arch + ".rope.dimension_count": HIDDEN // HEADS,
-        arch + ".rope.freq_base": 500000.0, arch + ".attention.layer_norm_rms_epsilon": 1e-5,
+        "general.architecture": arch, "general.name": "peer", "tokenizer.ggml.model": "no_vocab",
+        arch + ".vocab_size": vocab, arch + ".context_length": context, arch + ".embedding_length": hidden,
+        arch + ".block_count": layers, arch + ".feed_forward_length": ffn, arch + ".attention.head_count": heads,
+        arch + ".attention.head_count_kv": kv_heads, arch + ".attention.key_length": head_dim, arch + ".attention.value_length": head_dim,
+        arch + ".rope.dimension_count": head_dim, arch + ".rope.freq_base": theta, arch + ".attention.layer_norm_rms_epsilon": 1e-5,
     }
-    tensors = [("token_embd", Q6_K, VOCAB, HIDDEN), ("output_norm", F32, 1, HIDDEN)]
-    for i in range(LAYERS):
+    queries, keys_of_heads = heads * head_dim, kv_heads * head_dim
+    norms = {"bitnet-b1.58": (("attn_sub_norm", queries), ("ffn_sub_norm", ffn)), "qwen3": (("attn_q_norm", head_dim), ("attn_k_norm", head_dim))}
+    tensors = [("token_embd", Q6_K, vocab, hidden), ("output_norm", F32, 1, hidden)]
+    for i in range(layers):
         tensors += [(f"blk.{i}.{name}", linear, rows, cols) for name, rows, cols in (
-            ("attn_q", HIDDEN, HIDDEN), ("attn_k", KV, HIDDEN), ("attn_v", KV, HIDDEN), ("attn_output", HIDDEN, HIDDEN),
-            ("ffn_gate", FFN, HIDDEN), ("ffn_up", FFN, HIDDEN), ("ffn_down", HIDDEN, FFN))]
-        tensors += [(f"blk.{i}.{name}", F32, 1, cols) for name, cols in (
-            ("attn_norm", HIDDEN), ("attn_sub_norm", HIDDEN), ("ffn_norm", HIDDEN), ("ffn_sub_norm", FFN))]
+            ("attn_q", queries, hidden), ("attn_k", keys_of_heads, hidden), ("attn_v", keys_of_heads, hidden), ("attn_output", hidden, queries),
+            ("ffn_gate", ffn, hidden), ("ffn_up", ffn, hidden), ("ffn_down", hidden, ffn))]
+        tensors += [(f"blk.{i}.{name}", F32, 1, cols) for name, cols in (("attn_norm", hidden), ("ffn_norm", hidden), *norms[arch])]
     string = lambda s: struct.pack("<Q", len(s)) + s.encode()
     value = lambda v: (struct.pack("<I", 8) + string(v) if isinstance(v, str) else
                        struct.pack("<If", 6, v) if isinstance(v, float) else struct.pack("<II", 4, v))
@@ -154,10 +162,10 @@ def peer(name, folder, model, args, sizes):
     return rates
 
 
-def tritmill(args, model, sizes, fmt):
-    def rows(*flags):
-        command = [args.tritmill, "bench", "engine", "--model", model, "--format", fmt, "--threads", str(args.threads),
-                   "--repetitions", "1", "--json", *flags, *args.extra]
+def tritmill(args, model, sizes, flags):
+    def rows(*sized):
+        command = [args.tritmill, "bench", "engine", "--model", model, *flags, "--threads", str(args.threads),
+                   "--repetitions", "1", "--json", *sized, *args.extra]
         return {(row["phase"], row["batch"]): row["tokens_per_s"] for row in json.loads(run(command).stdout)["rows"]}
 
     prefill = rows("--batch", "1", "--prompt", str(args.prefill), "--generate", "2") if args.prefill else {}
@@ -171,7 +179,8 @@ def main():
     a.add_argument("--ik", help="folder with ik_llama.cpp's programs")
     a.add_argument("--bitnet", help="folder with bitnet.cpp's programs")
     a.add_argument("--tritmill", default=os.path.join(HERE, "../../../target/release/tritmill"))
-    a.add_argument("--formats", default="i2_s", help="of Tritmill: i2_s, tl2 or both")
+    a.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
+    a.add_argument("--formats", default="i2_s", help="of Tritmill, with the 2B shape: i2_s, tl2 or both")
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--batch", default="1,4,8,16,32")
     a.add_argument("--prefill", type=int, default=512, help="tokens of the prompt that prefill is measured with; 0: it is not")
@@ -186,20 +195,25 @@ def main():
         if getattr(args, name):  # the programs run in the work folder, because they write logs
             setattr(args, name, os.path.abspath(getattr(args, name)))
     os.makedirs(args.work, exist_ok=True)
+    if args.bitnet and args.shape != "bitnet-2b":
+        a.error(f"bitnet.cpp has no {args.shape}")
+    short = args.shape.removeprefix("bitnet-")
     turns = {}  # in this order: name, then a function that returns rates by (phase, batch)
     for name, folder in (("ik_llama.cpp", args.ik), ("bitnet.cpp", args.bitnet)):
         if folder:
-            model = os.path.join(args.work, f"2b-{name.split('.')[0].split('_')[0]}.gguf")
+            model = os.path.join(args.work, f"{short}-{name.split('.')[0].split('_')[0]}.gguf")
             if not os.path.exists(model):
-                write_model(model, PEERS[name][0])
+                write_model(model, PEERS[name][0], **SHAPES[args.shape])
             turns[name] = lambda name=name, folder=folder, model=model: peer(name, folder, model, args, sizes)
     peers = list(turns)
     if args.tritmill:
-        ours = os.path.join(args.work, "2b")
+        has_groups = args.shape.startswith("bonsai")
+        ours = os.path.join(args.work, short + ".gguf" * has_groups)
         if not os.path.exists(ours):
-            subprocess.run([args.tritmill, "model", "synth", "--shape", "bitnet-2b", "--out", ours], check=True)
-        for fmt in args.formats.split(","):
-            turns["tritmill " + fmt] = lambda fmt=fmt: tritmill(args, ours, sizes, fmt)
+            subprocess.run([args.tritmill, "model", "synth", "--shape", args.shape, "--out", ours], check=True)
+        for kind in ("int16", "int8") if has_groups else args.formats.split(","):
+            flags = ["--activations" if has_groups else "--format", kind]
+            turns["tritmill " + kind] = lambda flags=flags: tritmill(args, ours, sizes, flags)
     points = [("prefill", 1)] * (args.prefill > 0) + [("decode", n) for n in sizes]
     figures = {}
     for turn in range(args.rounds):

@@ -1,6 +1,6 @@
 //! The products of [`super::dots`] on x86-64: tiles of head rows × digit rows in registers.
 
-use std::{arch::x86_64::*, sync::LazyLock};
+use std::{arch::x86_64::*, ops::Range, sync::LazyLock};
 
 use super::tiles::tiles;
 
@@ -72,8 +72,8 @@ pub(super) unsafe fn dots_avx2(rows: &[i8], digits: &[u8], len: usize, out: &mut
     unsafe { tiles!(tile_avx2, 4 by 3, 0, rows, digits, len, out) }
 }
 
-/// One register tile. The FIRST tile of some head rows prefetches the next ones. A vector has `$width`
-/// bytes; `$add(sum, digits, weights)` adds products to int32 lanes, `$reduce` sums all lanes of a
+/// One register tile. The FIRST tile of some head rows prefetches the rest of them, and every tile the rows `next`, counted
+/// from its own first, into the second cache, which has room for more requests. A vector has `$width` bytes; `$add(sum, digits, weights)` adds products to int32 lanes, `$reduce` sums all lanes of a
 /// vector, `$reduce_four` all lanes of each of four vectors.
 macro_rules! tile {
     ($name:ident, $features:literal, $width:literal, $zero:expr, $load:ident, $cast:ty, $add:ident,
@@ -88,18 +88,22 @@ macro_rules! tile {
             len: usize,
             out: *mut i32,
             stride: usize,
+            next: Range<usize>,
         ) -> usize {
             // SAFETY: all reads and writes are within the rows that the caller guarantees.
             unsafe {
                 let mut sums = [[$zero; X]; H];
                 for k in (0..len).step_by($width) {
+                    if k % 64 == 0 {
+                        for row in next.clone() {
+                            _mm_prefetch::<_MM_HINT_T1>(rows.wrapping_add(row * len + k).cast());
+                        }
+                    }
                     let mut weights = [$zero; H];
                     for h in 0..H {
                         let at = rows.add(h * len + k);
                         if FIRST && k % 64 == 0 {
                             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
-                            // The next rows, into the second cache, which has room for more requests.
-                            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(H * len).cast());
                         }
                         weights[h] = $load(at.cast::<$cast>());
                     }
