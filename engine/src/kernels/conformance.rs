@@ -11,7 +11,9 @@ use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 pub(super) fn paths() -> Vec<Path> {
     let mut all = vec![Path::Scalar];
     #[cfg(target_arch = "x86_64")]
-    all.extend([Path::Avx2, Path::Avx512, Path::Avx512Vnni, Path::Avx512Gfni, Path::Amx]);
+    all.extend([Path::Avx2, Path::AvxVnni]);
+    #[cfg(target_arch = "x86_64")]
+    all.extend([Path::Avx512, Path::Avx512Vnni, Path::Avx512Gfni, Path::Amx]);
     #[cfg(target_arch = "aarch64")]
     all.push(Path::Neon);
     all.retain(|path| path.is_available());

@@ -14,7 +14,7 @@ pub enum Isa {
     Scalar,
     /// NEON with the dot product instructions of ARMv8.2.
     Neon,
-    /// AVX2 + FMA + F16C.
+    /// AVX2 + FMA + F16C; uses AVX-VNNI if present.
     Avx2,
     /// AVX-512 F, BW, DQ, VL; uses VNNI if present.
     Avx512,

@@ -10,7 +10,7 @@ use super::isa::Isa;
 use super::prefetch::is_amd;
 use crate::formats::Format;
 
-/// Implementations of the ternary product. An [`Isa`] has one or, for AVX-512, three.
+/// Implementations of the ternary product. An [`Isa`] has one or, for AVX2, two and, for AVX-512, three.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Path {
     /// The reference.
@@ -21,6 +21,9 @@ pub(super) enum Path {
     /// AVX2.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX2 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX-512 with F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -40,7 +43,9 @@ impl Path {
     pub(super) fn for_isa(isa: Isa) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         {
-            static AVX2: LazyLock<bool> = LazyLock::new(|| Isa::Avx2.is_available());
+            static AVX2: LazyLock<Option<Path>> = LazyLock::new(|| {
+                [Path::AvxVnni, Path::Avx2].into_iter().find(|path| path.is_available())
+            });
             static AMX: LazyLock<bool> = LazyLock::new(|| Isa::Amx.is_available());
             static AVX512: LazyLock<Option<Path>> = LazyLock::new(|| {
                 let gfni = (!is_amd()).then_some(Path::Avx512Gfni);
@@ -50,7 +55,7 @@ impl Path {
             match isa {
                 Isa::Scalar => Some(Self::Scalar),
                 Isa::Neon => None,
-                Isa::Avx2 => AVX2.then_some(Self::Avx2),
+                Isa::Avx2 => *AVX2,
                 Isa::Avx512 => *AVX512,
                 Isa::Amx => AMX.then_some(Self::Amx),
             }
@@ -76,6 +81,8 @@ impl Path {
             Self::Neon => Isa::Neon.is_available(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => Isa::Avx2.is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => Isa::Avx512.is_available(),
             #[cfg(target_arch = "x86_64")]

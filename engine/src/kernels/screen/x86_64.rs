@@ -13,6 +13,12 @@ pub(in crate::kernels) fn has_vnni() -> bool {
     *VNNI
 }
 
+/// Returns whether this machine has AVX-VNNI, the instructions of VNNI for vectors of 256 bits.
+fn has_avx_vnni() -> bool {
+    static AVX_VNNI: LazyLock<bool> = LazyLock::new(|| is_x86_feature_detected!("avxvnni"));
+    *AVX_VNNI
+}
+
 /// Prefetch distance within each row, in bytes.
 const PREFETCH_BYTES: usize = 1024;
 
@@ -68,13 +74,20 @@ unsafe fn dot_vnni(row: &[i8], digits: &[u8]) -> i32 {
 /// # Safety
 /// As for [`dots_avx512`], with AVX2.
 pub(super) unsafe fn dots_avx2(rows: &[i8], digits: &[u8], len: usize, out: &mut [i32]) {
-    // SAFETY: the caller guarantees the ISA and the shapes.
-    unsafe { tiles!(tile_avx2, 4 by 3, 0, rows, digits, len, out) }
+    // SAFETY: the caller guarantees the ISA and the shapes; VNNI is checked.
+    unsafe {
+        if has_avx_vnni() {
+            tiles!(tile_avx_vnni, 4 by 3, 0, rows, digits, len, out);
+        } else {
+            tiles!(tile_avx2, 4 by 3, 0, rows, digits, len, out);
+        }
+    }
 }
 
 /// One register tile. The FIRST tile of some head rows prefetches the rest of them, and every tile the rows `next`, counted
-/// from its own first, into the second cache, which has room for more requests. A vector has `$width` bytes; `$add(sum, digits, weights)` adds products to int32 lanes, `$reduce` sums all lanes of a
-/// vector, `$reduce_four` all lanes of each of four vectors.
+/// from its own first, into the second cache, which has room for more requests. A vector has `$width` bytes;
+/// `$add(sum, digits, weights)` adds products to int32 lanes, `$reduce` sums all lanes of a vector, `$reduce_four` all lanes
+/// of each of four vectors.
 macro_rules! tile {
     ($name:ident, $features:literal, $width:literal, $zero:expr, $load:ident, $cast:ty, $add:ident,
      $reduce:ident, $reduce_four:ident) => {
@@ -152,6 +165,17 @@ tile!(
     add_bw,
     _mm512_reduce_add_epi32,
     sums_of_four_512
+);
+tile!(
+    tile_avx_vnni,
+    "avx2,avxvnni",
+    32,
+    _mm256_setzero_si256(),
+    _mm256_loadu_si256,
+    __m256i,
+    _mm256_dpbusd_avx_epi32,
+    sum_avx2,
+    sums_of_four_256
 );
 tile!(
     tile_avx2,

@@ -1,6 +1,6 @@
-//! AVX2: a tile's 16 output rows in two vectors.
+//! AVX2: a tile's 16 output rows in two vectors, with and without VNNI.
 //!
-//! `vpmaddubsw` makes int16 pairs, at most 2 · 2 · 128 = 512 in magnitude: sums of 64 pairs are
+//! Without VNNI, `vpmaddubsw` makes int16 pairs, at most 2 · 2 · 128 = 512 in magnitude: sums of 64 pairs are
 //! between −2^15 and 64 · 508 = 32512, which fits int16; then `vpmaddwd` by ones widens to int32.
 //! Codes are expanded as in `avx512`, except that signs become byte masks: `vpshufb` and a compare
 //! spread a lane's four bits.
@@ -31,28 +31,78 @@ type Lanes = [__m256i; 2];
 
 enabled!(Avx2, "avx2", block_avx2, expand_avx2, peak_avx2, many_avx2);
 
+/// The common part of both implementations; `$expand` and `$peak` are [`many::expand`] and [`peak::accumulate_all`] with
+/// the features enabled.
+macro_rules! vectors_256 {
+    ($expand:ident, $peak:ident) => {
+        type Lanes = Lanes;
+        type Broadcast = __m256i;
+        const PAIR_ROWS_MIN: usize = usize::MAX;
+        const FOUR_ROWS: Range<usize> = 0..0;
+        const MANY_TILES: usize = 1;
+
+        #[inline(always)]
+        unsafe fn zero() -> Lanes {
+            // SAFETY: the caller has AVX2.
+            unsafe { [_mm256_setzero_si256(); 2] }
+        }
+
+        #[inline(always)]
+        unsafe fn broadcast(from: *const i8) -> __m256i {
+            // SAFETY: the caller has AVX2 and 4 bytes at `from`.
+            unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(value: i32) -> Lanes {
+            // SAFETY: the caller has AVX2.
+            unsafe { [_mm256_set1_epi32(value); 2] }
+        }
+
+        #[inline(always)]
+        unsafe fn add(a: Lanes, b: Lanes) -> Lanes {
+            // SAFETY: the caller has AVX2.
+            unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const i32) -> Lanes {
+            // SAFETY: the caller has AVX2 and 16 places at `from`.
+            unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())] }
+        }
+
+        #[inline(always)]
+        unsafe fn store(to: *mut i32, lanes: Lanes) {
+            // SAFETY: the caller has AVX2 and 16 places at `to`.
+            unsafe {
+                _mm256_storeu_si256(to.cast(), lanes[0]);
+                _mm256_storeu_si256(to.add(8).cast(), lanes[1]);
+            }
+        }
+
+        unsafe fn expand<E: Expand<Self>>(
+            tile: Tile,
+            blocks: Range<usize>,
+            ahead: usize,
+            codes: &mut Codes<Self>,
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { $expand::<E>(tile, blocks, ahead, codes) }
+        }
+
+        unsafe fn run_peak(rounds: usize) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { $peak(rounds) }
+        }
+    };
+}
+
 impl Vectors for Avx2 {
-    type Lanes = Lanes;
-    type Broadcast = __m256i;
+    vectors_256!(expand_avx2, peak_avx2);
     const ROWS_MAX: usize = 3;
-    const PAIR_ROWS_MIN: usize = usize::MAX;
-    const FOUR_ROWS: Range<usize> = 0..0;
     const MANY_ROWS_MIN: usize = 8;
     const MANY_ROWS: usize = 4;
-    const MANY_TILES: usize = 1;
     const ACCUMULATE_MAX: usize = 64;
-
-    #[inline(always)]
-    unsafe fn zero() -> Lanes {
-        // SAFETY: the caller has AVX2.
-        unsafe { [_mm256_setzero_si256(); 2] }
-    }
-
-    #[inline(always)]
-    unsafe fn broadcast(from: *const i8) -> __m256i {
-        // SAFETY: the caller has AVX2 and 4 bytes at `from`.
-        unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
-    }
 
     #[inline(always)]
     unsafe fn accumulate(sum: Lanes, codes: Lanes, x: __m256i) -> Lanes {
@@ -75,48 +125,6 @@ impl Vectors for Avx2 {
                 _mm256_add_epi32(total[1], _mm256_madd_epi16(sum[1], ones)),
             ]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: i32) -> Lanes {
-        // SAFETY: the caller has AVX2.
-        unsafe { [_mm256_set1_epi32(value); 2] }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: Lanes, b: Lanes) -> Lanes {
-        // SAFETY: the caller has AVX2.
-        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const i32) -> Lanes {
-        // SAFETY: the caller has AVX2 and 16 places at `from`.
-        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())] }
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut i32, lanes: Lanes) {
-        // SAFETY: the caller has AVX2 and 16 places at `to`.
-        unsafe {
-            _mm256_storeu_si256(to.cast(), lanes[0]);
-            _mm256_storeu_si256(to.add(8).cast(), lanes[1]);
-        }
-    }
-
-    unsafe fn expand<E: Expand<Self>>(
-        tile: Tile,
-        blocks: Range<usize>,
-        ahead: usize,
-        codes: &mut Codes<Self>,
-    ) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { expand_avx2::<E>(tile, blocks, ahead, codes) }
-    }
-
-    unsafe fn run_peak(rounds: usize) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { peak_avx2(rounds) }
     }
 
     unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
@@ -147,75 +155,87 @@ impl Vectors for Avx2 {
 
 enabled_groups!(Avx2, "avx2,fma,f16c", groups_avx2);
 
-impl Join for Avx2 {
-    type Floats = [__m256; 2];
-    const GROUP_ROWS: usize = 3;
+/// Implements [`Join`]; `$groups` is [`groups::rows_by_groups`] with the features enabled.
+macro_rules! join_256 {
+    ($vectors:ty, $groups:ident) => {
+        impl Join for $vectors {
+            type Floats = [__m256; 2];
+            const GROUP_ROWS: usize = 3;
 
-    #[inline(always)]
-    unsafe fn no_floats() -> [__m256; 2] {
-        // SAFETY: the caller has AVX2.
-        unsafe { [_mm256_setzero_ps(); 2] }
-    }
+            #[inline(always)]
+            unsafe fn no_floats() -> [__m256; 2] {
+                // SAFETY: the caller has AVX2.
+                unsafe { [_mm256_setzero_ps(); 2] }
+            }
 
-    #[inline(always)]
-    unsafe fn load_floats(from: *const f32) -> [__m256; 2] {
-        // SAFETY: the caller has AVX2 and 16 values at `from`.
-        unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
-    }
+            #[inline(always)]
+            unsafe fn load_floats(from: *const f32) -> [__m256; 2] {
+                // SAFETY: the caller has AVX2 and 16 values at `from`.
+                unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+            }
 
-    #[inline(always)]
-    unsafe fn store_floats(to: *mut f32, floats: [__m256; 2]) {
-        // SAFETY: the caller has AVX2 and 16 places at `to`.
-        unsafe {
-            _mm256_storeu_ps(to, floats[0]);
-            _mm256_storeu_ps(to.add(8), floats[1]);
-        }
-    }
+            #[inline(always)]
+            unsafe fn store_floats(to: *mut f32, floats: [__m256; 2]) {
+                // SAFETY: the caller has AVX2 and 16 places at `to`.
+                unsafe {
+                    _mm256_storeu_ps(to, floats[0]);
+                    _mm256_storeu_ps(to.add(8), floats[1]);
+                }
+            }
 
-    #[inline(always)]
-    unsafe fn load_scales(from: *const f16) -> [__m256; 2] {
-        // SAFETY: the caller has F16C and 16 values at `from`.
-        unsafe {
-            let half = |half: usize| _mm_loadu_si128(from.add(8 * half).cast());
-            [_mm256_cvtph_ps(half(0)), _mm256_cvtph_ps(half(1))]
-        }
-    }
+            #[inline(always)]
+            unsafe fn load_scales(from: *const f16) -> [__m256; 2] {
+                // SAFETY: the caller has F16C and 16 values at `from`.
+                unsafe {
+                    let half = |half: usize| _mm_loadu_si128(from.add(8 * half).cast());
+                    [_mm256_cvtph_ps(half(0)), _mm256_cvtph_ps(half(1))]
+                }
+            }
 
-    #[inline(always)]
-    unsafe fn shifted(lanes: Lanes) -> Lanes {
-        // SAFETY: the caller has AVX2.
-        unsafe { [_mm256_slli_epi32::<8>(lanes[0]), _mm256_slli_epi32::<8>(lanes[1])] }
-    }
+            #[inline(always)]
+            unsafe fn shifted(lanes: Lanes) -> Lanes {
+                // SAFETY: the caller has AVX2.
+                unsafe { [_mm256_slli_epi32::<8>(lanes[0]), _mm256_slli_epi32::<8>(lanes[1])] }
+            }
 
-    #[inline(always)]
-    unsafe fn join(y: [__m256; 2], sum: Lanes, scales: [__m256; 2], scale: f32) -> [__m256; 2] {
-        // SAFETY: the caller has AVX2 and FMA.
-        unsafe {
-            let scale = _mm256_set1_ps(scale);
-            let low = _mm256_mul_ps(scales[0], scale);
-            let high = _mm256_mul_ps(scales[1], scale);
-            [
-                _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[0]), low, y[0]),
-                _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[1]), high, y[1]),
-            ]
-        }
-    }
+            #[inline(always)]
+            unsafe fn join(
+                y: [__m256; 2],
+                sum: Lanes,
+                scales: [__m256; 2],
+                scale: f32,
+            ) -> [__m256; 2] {
+                // SAFETY: the caller has AVX2 and FMA.
+                unsafe {
+                    let scale = _mm256_set1_ps(scale);
+                    let low = _mm256_mul_ps(scales[0], scale);
+                    let high = _mm256_mul_ps(scales[1], scale);
+                    [
+                        _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[0]), low, y[0]),
+                        _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[1]), high, y[1]),
+                    ]
+                }
+            }
 
-    unsafe fn run_groups<E: Expand<Self>>(work: GroupWork, rows: usize, digits: usize) {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            match (rows, digits) {
-                (1, 1) => groups_avx2::<E, 1, 1, 2>(work),
-                (2, 1) => groups_avx2::<E, 2, 1, 2>(work),
-                (3, 1) => groups_avx2::<E, 3, 1, 1>(work),
-                (1, 2) => groups_avx2::<E, 1, 2, 2>(work),
-                (2, 2) => groups_avx2::<E, 2, 2, 1>(work),
-                (3, 2) => groups_avx2::<E, 3, 2, 1>(work),
-                _ => unreachable!("{rows} rows of {digits} digits in a set"),
+            unsafe fn run_groups<E: Expand<Self>>(work: GroupWork, rows: usize, digits: usize) {
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    match (rows, digits) {
+                        (1, 1) => $groups::<E, 1, 1, 2>(work),
+                        (2, 1) => $groups::<E, 2, 1, 2>(work),
+                        (3, 1) => $groups::<E, 3, 1, 1>(work),
+                        (1, 2) => $groups::<E, 1, 2, 2>(work),
+                        (2, 2) => $groups::<E, 2, 2, 1>(work),
+                        (3, 2) => $groups::<E, 3, 2, 1>(work),
+                        _ => unreachable!("{rows} rows of {digits} digits in a set"),
+                    }
+                }
             }
         }
-    }
+    };
 }
+
+join_256!(Avx2, groups_avx2);
 
 /// Half `half` of the 64 bytes of indices of the block at `place`.
 #[inline(always)]
@@ -241,66 +261,75 @@ unsafe fn table(table: &[u8; 16]) -> __m256i {
     unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) }
 }
 
-impl Expand<Avx2> for I2S {
-    #[inline(always)]
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
-            for (half, codes) in codes[0].iter_mut().enumerate() {
-                let bytes = indices(tile, 64 * block, half);
-                let shifted = match part {
-                    0 => bytes,
-                    1 => _mm256_srli_epi16::<2>(bytes),
-                    2 => _mm256_srli_epi16::<4>(bytes),
-                    _ => _mm256_srli_epi16::<6>(bytes),
-                };
-                *codes = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
-            }
-            codes
-        }
-    }
-}
-
-impl Expand<Avx2> for Tl1 {
-    #[inline(always)]
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
-            for half in 0..2 {
-                let nibbles = nibbles(indices(tile, 64 * block, half), part);
-                for (codes, digits) in codes.iter_mut().zip(&tl1::CODES) {
-                    codes[half] = _mm256_shuffle_epi8(table(digits), nibbles);
+/// Implements [`Expand`] for all formats.
+macro_rules! expand_256 {
+    ($vectors:ty) => {
+        impl Expand<$vectors> for I2S {
+            #[inline(always)]
+            unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
+                    for (half, codes) in codes[0].iter_mut().enumerate() {
+                        let bytes = indices(tile, 64 * block, half);
+                        let shifted = match part {
+                            0 => bytes,
+                            1 => _mm256_srli_epi16::<2>(bytes),
+                            2 => _mm256_srli_epi16::<4>(bytes),
+                            _ => _mm256_srli_epi16::<6>(bytes),
+                        };
+                        *codes = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
+                    }
+                    codes
                 }
             }
-            codes
         }
-    }
-}
 
-impl Expand<Avx2> for Tl2 {
-    #[inline(always)]
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: guaranteed by the caller; each block has 16 bytes of signs, and half a part's lanes
-        // use 4 bytes.
-        unsafe {
-            let signs = tile.bytes.add(tl2::signs_at(block) + 8 * part);
-            let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
-            for half in 0..2 {
-                let nibbles = nibbles(indices(tile, tl2::nibbles_at(block), half), part);
-                let negative = byte_mask(signs.add(4 * half).cast::<i32>().read_unaligned());
-                // 2 − code = (code ^ −1) + 3: under the mask, flip and add 3.
-                let three = _mm256_and_si256(negative, _mm256_set1_epi8(3));
-                for (codes, digits) in codes.iter_mut().zip(&tl2::CODES) {
-                    let positive = _mm256_shuffle_epi8(table(digits), nibbles);
-                    codes[half] = _mm256_add_epi8(_mm256_xor_si256(positive, negative), three);
+        impl Expand<$vectors> for Tl1 {
+            #[inline(always)]
+            unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
+                    for half in 0..2 {
+                        let nibbles = nibbles(indices(tile, 64 * block, half), part);
+                        for (codes, digits) in codes.iter_mut().zip(&tl1::CODES) {
+                            codes[half] = _mm256_shuffle_epi8(table(digits), nibbles);
+                        }
+                    }
+                    codes
                 }
             }
-            codes
         }
-    }
+
+        impl Expand<$vectors> for Tl2 {
+            #[inline(always)]
+            unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
+                // SAFETY: guaranteed by the caller; each block has 16 bytes of signs, and half a part's lanes
+                // use 4 bytes.
+                unsafe {
+                    let signs = tile.bytes.add(tl2::signs_at(block) + 8 * part);
+                    let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
+                    for half in 0..2 {
+                        let nibbles = nibbles(indices(tile, tl2::nibbles_at(block), half), part);
+                        let negative =
+                            byte_mask(signs.add(4 * half).cast::<i32>().read_unaligned());
+                        // 2 − code = (code ^ −1) + 3: under the mask, flip and add 3.
+                        let three = _mm256_and_si256(negative, _mm256_set1_epi8(3));
+                        for (codes, digits) in codes.iter_mut().zip(&tl2::CODES) {
+                            let positive = _mm256_shuffle_epi8(table(digits), nibbles);
+                            codes[half] =
+                                _mm256_add_epi8(_mm256_xor_si256(positive, negative), three);
+                        }
+                    }
+                    codes
+                }
+            }
+        }
+    };
 }
+
+expand_256!(Avx2);
 
 /// Spreads bit `i` of 32 to byte `i`, all ones or zero.
 #[inline(always)]
@@ -318,3 +347,6 @@ unsafe fn byte_mask(bits: i32) -> __m256i {
         _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
     }
 }
+
+// Declared after the macros that it uses.
+pub(super) mod vnni;

@@ -13,7 +13,7 @@ mod many_groups;
 pub(super) mod registers;
 mod tile_stores;
 
-use avx2::Avx2;
+use avx2::{Avx2, vnni::AvxVnni};
 use avx512::{Bw, Vnni, gfni::Gfni};
 
 pub use tile_stores::store_in_products;
@@ -28,6 +28,7 @@ pub(super) unsafe fn products_of(path: Path, rounds: usize) -> usize {
         match path {
             Path::Scalar => 0,
             Path::Avx2 => peak::products_of::<Avx2>(rounds),
+            Path::AvxVnni => peak::products_of::<AvxVnni>(rounds),
             Path::Avx512 => peak::products_of::<Bw>(rounds),
             Path::Avx512Vnni => peak::products_of::<Vnni>(rounds),
             Path::Avx512Gfni => peak::products_of::<Gfni>(rounds),
@@ -46,6 +47,7 @@ pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
         with_layout!(product.format, L => match path {
             Path::Scalar => super::scalar::gemm(product),
             Path::Avx2 => blocks::gemm::<Avx2, L>(product),
+            Path::AvxVnni => blocks::gemm::<AvxVnni, L>(product),
             Path::Avx512 => blocks::gemm::<Bw, L>(product),
             Path::Avx512Vnni => blocks::gemm::<Vnni, L>(product),
             Path::Avx512Gfni => blocks::gemm::<Gfni, L>(product),
@@ -64,6 +66,7 @@ pub(super) unsafe fn gemm_groups(path: Path, product: GroupProduct<'_>) {
         with_layout!(product.format, L => match path {
             Path::Scalar => super::scalar::gemm_groups(product),
             Path::Avx2 => groups::gemm::<Avx2, L>(product),
+            Path::AvxVnni => many_groups::gemm::<AvxVnni, L>(product),
             Path::Avx512 => groups::gemm::<Bw, L>(product),
             Path::Avx512Vnni => groups::gemm::<Vnni, L>(product),
             Path::Avx512Gfni => many_groups::gemm::<Gfni, L>(product),
