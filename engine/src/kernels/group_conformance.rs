@@ -144,7 +144,7 @@ fn rows_and_widths_around_expanded_groups() {
                 Case::random((49, groups * 64, 64), rows, digits).check();
             }
         }
-        // Activations of more than a megabyte.
+        // Activations that do not fit in the second cache.
         Case::random((33, 16_384, 128), 67, digits).check();
     }
 }

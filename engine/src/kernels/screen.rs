@@ -12,8 +12,9 @@
 //! all rows. [`second_dot`] and [`both_dots`] then multiply both digits by the rows that are not ruled out. All are
 //! exact: `Σ_k (h[k] + half) · row[k]`, from which the caller subtracts `half · Σ row`.
 //!
-//! With VNNI a digit has 8 bits. Without VNNI, `vpmaddubsw` adds two products in int16: 2 · 127 · 127
-//! = 32258 fits, so a digit has 7; the same with NEON: its `sdot` takes signed bytes. A sum of [`LEN_MAX`] products is below 2^31 either way.
+//! With AVX-512 VNNI a digit has 8 bits. Without VNNI, `vpmaddubsw` adds two products in int16: 2 · 127 · 127
+//! = 32258 fits, so a digit has 7. The same with NEON, as its `sdot` takes signed bytes, and with AVX-VNNI, so that AVX2
+//! has one size of digits. A sum of [`LEN_MAX`] products is below 2^31 either way.
 
 use bytemuck::Zeroable;
 
@@ -185,7 +186,7 @@ pub fn split(x: &[f32], bits: u32, first: &mut [u8], second: &mut [u8]) -> Digit
     DigitRow { step, norm: norm.sqrt(), first_error: first_error.sqrt(), error: error.sqrt() }
 }
 
-/// Returns the digit size in bits that the kernels of an ISA multiply exactly.
+/// Returns the digit size in bits of an ISA; its kernels multiply such digits exactly.
 pub fn digit_bits(isa: Isa) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx512 && has_vnni() {
@@ -291,7 +292,7 @@ fn dots_of(isa: Isa, rows: &[i8], data: &[u8], digits: &Digits, out: &mut [i32])
         Isa::Scalar => scalar(rows, data, len, out),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the ISA, and the shapes were checked above.
-        Isa::Avx2 => unsafe { x86_64::dots_avx2(rows, data, len, out) },
+        Isa::Avx2 => unsafe { x86_64::dots_avx2(x86_64::has_avx_vnni(), rows, data, len, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx512 | Isa::Amx => unsafe { x86_64::dots_avx512(0, rows, data, len, out) },

@@ -30,6 +30,13 @@ fn every_isa_matches_the_reference() {
                 scalar(&rows, digits.first(), len, &mut want);
                 dots(isa, &rows, &digits, &mut got);
                 assert_eq!(got, want, "{isa}: {head_rows} × {width}, {n}");
+                #[cfg(target_arch = "x86_64")]
+                if isa == Isa::Avx2 {
+                    got.fill(0);
+                    // SAFETY: the ISA is available, and `dots` has checked the shapes.
+                    unsafe { x86_64::dots_avx2(false, &rows, digits.first(), len, &mut got) };
+                    assert_eq!(got, want, "AVX2 without VNNI: {head_rows} × {width}, {n}");
+                }
                 let second: &[u8] = bytemuck::cast_slice(&digits.second);
                 scalar(&rows, second, len, &mut want);
                 for (i, want) in want.iter().enumerate() {

@@ -14,7 +14,7 @@ pub(in crate::kernels) fn has_vnni() -> bool {
 }
 
 /// Returns whether this machine has AVX-VNNI, the instructions of VNNI for vectors of 256 bits.
-fn has_avx_vnni() -> bool {
+pub(super) fn has_avx_vnni() -> bool {
     static AVX_VNNI: LazyLock<bool> = LazyLock::new(|| is_x86_feature_detected!("avxvnni"));
     *AVX_VNNI
 }
@@ -72,11 +72,17 @@ unsafe fn dot_vnni(row: &[i8], digits: &[u8]) -> i32 {
 }
 
 /// # Safety
-/// As for [`dots_avx512`], with AVX2.
-pub(super) unsafe fn dots_avx2(rows: &[i8], digits: &[u8], len: usize, out: &mut [i32]) {
-    // SAFETY: the caller guarantees the ISA and the shapes; VNNI is checked.
+/// As for [`dots_avx512`], with AVX2; `vnni` only where [`has_avx_vnni`] holds.
+pub(super) unsafe fn dots_avx2(
+    vnni: bool,
+    rows: &[i8],
+    digits: &[u8],
+    len: usize,
+    out: &mut [i32],
+) {
+    // SAFETY: the caller guarantees the ISA and the shapes.
     unsafe {
-        if has_avx_vnni() {
+        if vnni {
             tiles!(tile_avx_vnni, 4 by 3, 0, rows, digits, len, out);
         } else {
             tiles!(tile_avx2, 4 by 3, 0, rows, digits, len, out);

@@ -40,6 +40,8 @@ macro_rules! vectors_256 {
         const PAIR_ROWS_MIN: usize = usize::MAX;
         const FOUR_ROWS: Range<usize> = 0..0;
         const MANY_TILES: usize = 1;
+        // Two vectors for each sum, of sixteen registers.
+        const PEAK_SUMS: usize = 6;
 
         #[inline(always)]
         unsafe fn zero() -> Lanes {

@@ -55,7 +55,7 @@ pub(super) struct ManyGroups<T: Vectors> {
     y_stride: usize,
 }
 
-/// Vectors with enough registers for the 32-bit sums of several tiles and rows.
+/// Vectors with enough registers for the 32-bit sums of several rows.
 ///
 /// # Safety
 /// As for [`Vectors`].
@@ -132,6 +132,21 @@ pub(super) unsafe fn gemm<T: ManyJoin, E: Expand<T>>(product: GroupProduct<'_>) 
     }
 }
 
+/// Prefetches the line of R rows that is read next, in the place of the line of a group's vector `at`.
+#[inline(always)]
+fn prefetch_next<T: ManyJoin, const R: usize, const D: usize>(
+    many: &ManyGroups<T>,
+    group: usize,
+    at: usize,
+) {
+    for row in 0..R {
+        for digit in 0..D {
+            let x = row * many.x_stride + (D * group + digit) * many.digit_bytes;
+            prefetch::first(many.next.wrapping_add(x + 4 * at));
+        }
+    }
+}
+
 /// Multiplies TILES tiles by R rows of D digits.
 ///
 /// # Safety
@@ -163,12 +178,7 @@ pub(super) unsafe fn rows_by_tiles<
             }
             let mut at = 0;
             while at < many.vectors {
-                for row in 0..R {
-                    for digit in 0..D {
-                        let x = row * many.x_stride + (D * group + digit) * many.digit_bytes;
-                        prefetch::first(many.next.wrapping_add(x + 4 * at));
-                    }
-                }
+                prefetch_next::<T, R, D>(&many, group, at);
                 let end = many.vectors.min(at + prefetch::BROADCASTS);
                 while at < end {
                     let mut codes = [T::zero(); TILES];

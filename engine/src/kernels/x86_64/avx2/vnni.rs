@@ -20,8 +20,6 @@ impl Vectors for AvxVnni {
     const MANY_ROWS_MIN: usize = 16;
     const MANY_ROWS: usize = 6;
     const ACCUMULATE_MAX: usize = usize::MAX;
-    // Two vectors for each sum, of sixteen registers.
-    const PEAK_SUMS: usize = 6;
 
     #[inline(always)]
     unsafe fn accumulate(sum: Lanes, codes: Lanes, x: __m256i) -> Lanes {
