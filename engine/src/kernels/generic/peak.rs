@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 
-use super::vectors::{PEAK_SUMS_MAX, Vectors};
+use super::vectors::{PEAK_SUMS_MAX, Vectors, opaque};
 
 /// Runs [`accumulate_all`] with the instruction set enabled; returns the number of products.
 ///
@@ -24,10 +24,17 @@ pub unsafe fn accumulate_all<T: Vectors>(rounds: usize) {
     let activations = black_box([1i8, -2, 3, -4]);
     // SAFETY: guaranteed by the caller; `activations` has four elements.
     unsafe {
-        let (codes, x) = (black_box(T::splat(0x0102_0001)), T::broadcast(activations.as_ptr()));
+        let codes = black_box(T::splat(0x0102_0001));
+        let mut from = activations.as_ptr();
+        let mut x = T::broadcast(from);
         let mut sums = [T::zero(); PEAK_SUMS_MAX];
         for _ in 0..rounds {
             for sum in &mut sums[..T::PEAK_SUMS] {
+                // Where the product and the sum are two instructions, the compiler would multiply once before the loop.
+                if T::ACCUMULATE_MAX < usize::MAX {
+                    from = opaque(from);
+                    x = T::broadcast(from);
+                }
                 *sum = T::accumulate(*sum, codes, x);
             }
         }
