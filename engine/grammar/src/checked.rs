@@ -34,5 +34,5 @@ fn compile(grammar: &Grammar) -> Result<(), GrammarError> {
     });
     let factory = FACTORY.as_ref().map_err(Clone::clone)?;
     let mut matcher = Matcher::new(factory.create_parser(grammar.translated()?));
-    matcher.compute_mask().map(drop).map_err(|error| GrammarError::of_library(&error))
+    matcher.compute_mask().map(drop).map_err(|error| grammar.error(&error))
 }

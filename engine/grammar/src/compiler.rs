@@ -79,7 +79,7 @@ impl Compiler {
             None => {
                 let matcher = Matcher::new(self.factory.create_parser(grammar.translated()?));
                 if let Some(error) = matcher.get_error() {
-                    return Err(GrammarError::of_library(&error));
+                    return Err(grammar.error(&error));
                 }
                 let mut kept = self.kept.lock();
                 if kept.len() >= KEPT_MAX {

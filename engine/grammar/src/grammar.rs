@@ -4,6 +4,8 @@ use llguidance::api::TopLevelGrammar;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::schema;
+
 /// Longest description in bytes.
 pub const BYTES_MAX: usize = 256 << 10;
 /// Most texts of a choice.
@@ -75,6 +77,22 @@ impl Grammar {
         crate::checked::check(self)
     }
 
+    /// Describes an error of the library about this grammar.
+    pub(crate) fn error(&self, error: &impl std::fmt::Display) -> GrammarError {
+        let GrammarError(text) = GrammarError::of_library(error);
+        if text == "NoExtensionBias" {
+            return GrammarError("no text matches it".to_owned());
+        }
+        let keyword =
+            text.split_once("Unimplemented keys: [\"").and_then(|(_, rest)| rest.split('"').next());
+        let Some((Self::JsonSchema(schema), keyword)) = Some(self).zip(keyword) else {
+            return GrammarError(text);
+        };
+        let schema = serde_json::from_str(schema).unwrap_or_default();
+        let path = schema::path_of(&schema, keyword).unwrap_or_default();
+        GrammarError(format!("{path}.{keyword} is not supported"))
+    }
+
     /// Returns the bytes of the description.
     fn len(&self) -> usize {
         match self {
@@ -93,9 +111,8 @@ impl Grammar {
         match self {
             Self::JsonObject => Ok(of_schema(json!({ "type": "object" }))),
             Self::JsonSchema(text) => match serde_json::from_str(text) {
-                Ok(schema @ (Value::Object(_) | Value::Bool(_))) => {
-                    check_counts(&schema, "$")?;
-                    Ok(of_schema(schema))
+                Ok(value @ (Value::Object(_) | Value::Bool(_))) => {
+                    Ok(of_schema(schema::prepared(value)?))
                 }
                 Ok(_) => Err(GrammarError("a schema is an object, true or false".to_owned())),
                 Err(error) => Err(GrammarError(format!("no JSON: {error}"))),
@@ -117,26 +134,6 @@ impl Grammar {
             Self::Lark(text) => Ok(TopLevelGrammar::from_lark(text.clone())),
         }
     }
-}
-
-/// Refuses schemas that need more different names than one which are not listed: nothing keeps an answer from repeating a name.
-fn check_counts(schema: &Value, path: &str) -> Result<(), GrammarError> {
-    let (Value::Object(_) | Value::Array(_)) = schema else { return Ok(()) };
-    if let Value::Array(items) = schema {
-        let mut items = items.iter().enumerate();
-        return items.try_for_each(|(i, item)| check_counts(item, &format!("{path}[{i}]")));
-    }
-    let is_listed =
-        schema["additionalProperties"] == false && schema["patternProperties"].is_null();
-    if schema["minProperties"].as_f64().is_some_and(|least| least > 1.0) && !is_listed {
-        let problem = "minProperties above 1 needs additionalProperties to be false";
-        return Err(GrammarError(format!("{path}: {problem}")));
-    }
-    let fields = schema.as_object().into_iter().flatten();
-    // Examples and values are no schemas.
-    let mut fields = fields
-        .filter(|(name, _)| !["const", "default", "enum", "examples"].contains(&name.as_str()));
-    fields.try_for_each(|(name, value)| check_counts(value, &format!("{path}.{name}")))
 }
 
 /// Returns the grammar of a schema.

@@ -7,6 +7,7 @@ mod checked;
 mod compiler;
 mod constraint;
 mod grammar;
+mod schema;
 
 pub use compiler::{Compiler, Word};
 pub use constraint::Constraint;

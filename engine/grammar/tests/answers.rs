@@ -125,6 +125,40 @@ fn answers_to_a_schema_are_what_it_describes() {
 }
 
 #[test]
+fn integers_beyond_doubles_stay_within_their_bounds() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "near": { "type": "integer", "minimum": 9_007_199_254_740_993_u64, "maximum": 9_007_199_254_740_999_u64 },
+            "any": { "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX },
+        },
+        "required": ["near", "any"],
+        "additionalProperties": false,
+    });
+    for text in answers(&Grammar::of_schema(&schema), 100) {
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let near = value["near"].as_u64().expect("an integer");
+        assert!((9_007_199_254_740_993..=9_007_199_254_740_999).contains(&near), "{text}");
+        assert!(value["any"].is_i64(), "{text}");
+    }
+}
+
+#[test]
+fn records_have_the_names_that_their_schema_lists() {
+    let schema = json!({
+        "type": "object",
+        "propertyNames": { "type": "string", "enum": ["x", "y"] },
+        "additionalProperties": { "type": "boolean" },
+        "required": ["x", "y"],
+    });
+    for text in answers(&Grammar::of_schema(&schema), 50) {
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let object = value.as_object().expect("an object");
+        assert!(object.len() == 2 && object.values().all(Value::is_boolean), "{text}");
+    }
+}
+
+#[test]
 fn json_objects_are_json_objects() {
     for text in answers(&Grammar::JsonObject, 200) {
         // RFC 8259 sets no limit for numbers, so a value of 1e999 is one; `Value` has none for it.
@@ -172,6 +206,12 @@ fn what_cannot_be_used_is_refused_by_name() {
         json!({ "type": "object", "unevaluatedProperties": false, "dependentSchemas": {} });
     let problem = refused(Grammar::of_schema(&schema));
     assert!(problem.contains("dependentSchemas") || problem.contains("unevaluated"), "{problem}");
+    let inside = json!({ "properties": { "a": { "items": { "type": "array", "contains": {} } } } });
+    assert_eq!(
+        refused(Grammar::of_schema(&inside)),
+        "$.properties.a.items.contains is not supported"
+    );
+    assert_eq!(refused(Grammar::of_schema(&json!({ "$ref": "#" }))), "no text matches it");
     let count = json!({ "properties": { "a": { "type": "object", "minProperties": 2 } } });
     assert!(refused(Grammar::of_schema(&count)).starts_with("$.properties.a: minProperties"));
     assert!(refused(Grammar::JsonSchema("{".to_owned())).contains("no JSON"));
