@@ -27,6 +27,14 @@ impl Format {
         ("parquet", Self::Parquet),
     ];
 
+    /// Returns whether a name asks for a format or a compression that cannot be written.
+    pub(crate) fn is_unsupported(name: &str) -> bool {
+        const ENDS: [&str; 11] =
+            ["7z", "arrow", "avro", "bz2", "feather", "lz4", "orc", "xls", "xlsx", "xz", "zip"];
+        let end = name.rsplit_once('.').map(|(_, end)| end.to_ascii_lowercase());
+        end.is_some_and(|end| ENDS.contains(&end.as_str()))
+    }
+
     /// Tells the format from a file's name, without regard to how it is compressed.
     pub fn of_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
@@ -69,5 +77,7 @@ mod tests {
         assert_eq!(of("a.jsonl"), Some(Format::Lines));
         assert_eq!((of("a"), of("a.gz"), of("README.md")), (None, None, None));
         assert_eq!(Format::Tsv.to_string(), "tsv");
+        let refused = ["a.jsonl.bz2", "B.XLSX"].map(Format::is_unsupported);
+        assert_eq!((refused, Format::is_unsupported("a.out")), ([true, true], false));
     }
 }

@@ -71,6 +71,7 @@ impl DataSettings {
         let name = self.output.name().to_ascii_lowercase();
         let format = self.output_format.or_else(|| Format::of_name(&name));
         !self.output.is_remote()
+            && (self.output_format.is_some() || !Format::is_unsupported(&name))
             && format.unwrap_or(Format::Lines) == Format::Lines
             && Encoding::of_name(&name).1 == Encoding::Plain
     }

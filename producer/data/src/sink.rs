@@ -80,11 +80,15 @@ impl Sink {
     pub fn of(address: Address, format: Option<Format>) -> Result<Self, DataError> {
         let name = address.name().to_ascii_lowercase();
         let (_, encoding) = Encoding::of_name(&name);
+        let is_unsupported = format.is_none() && Format::is_unsupported(&name);
         let format = format.or_else(|| Format::of_name(&name)).unwrap_or(Format::Lines);
         let refused = |problem: &str| {
             Err(DataError::Sink { address: address.to_string(), problem: problem.to_owned() })
         };
         match &address {
+            _ if is_unsupported => refused(
+                "files are .jsonl, .csv, .tsv or .parquet, compressed .gz or .zst: name another or its format",
+            ),
             _ if format == Format::Parquet && encoding != Encoding::Plain => {
                 refused("Parquet is compressed inside: name it .parquet")
             }

@@ -29,11 +29,46 @@ pub(super) struct CsvRows {
 struct Bounded {
     file: Box<dyn Read + Send>,
     left: u64,
+    delimiter: u8,
+    place: Place,
+}
+
+/// Where in a row the bytes read so far end, as the parser sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Before the first byte of a value.
+    Begin,
+    /// In a value without quotes, or behind its closing quote and more.
+    Plain,
+    Quoted,
+    /// Behind a quote in a quoted value: it closes the value, or is the first of two.
+    Quote,
+}
+
+impl Place {
+    fn after(self, byte: u8, delimiter: u8) -> Self {
+        match (self, byte) {
+            (Self::Begin | Self::Quote, b'"') => Self::Quoted,
+            (Self::Quoted, b'"') => Self::Quote,
+            (Self::Quoted, _) => Self::Quoted,
+            (_, b'\n' | b'\r') => Self::Begin,
+            (_, byte) if byte == delimiter => Self::Begin,
+            _ => Self::Plain,
+        }
+    }
 }
 
 impl Read for Bounded {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(buffer)?;
+        let place = buffer[..read]
+            .iter()
+            .fold(self.place, |place, byte| place.after(*byte, self.delimiter));
+        if read == 0 && place == Place::Quoted {
+            let problem = "a quote is not closed at the end of the file";
+            return Err(io::Error::other(problem));
+        }
+        self.place = place;
         match self.left.checked_sub(read as u64) {
             Some(left) => self.left = left,
             None => {
@@ -52,7 +87,8 @@ impl CsvRows {
         content: Box<dyn Read + Send>,
         delimiter: u8,
     ) -> Result<Self, DataError> {
-        let bounded = Bounded { file: content, left: ROW_BYTES_MAX };
+        let bounded =
+            Bounded { file: content, left: ROW_BYTES_MAX, delimiter, place: Place::Begin };
         let reader = csv::ReaderBuilder::new()
             .delimiter(delimiter)
             .flexible(true)
@@ -157,6 +193,20 @@ mod tests {
         assert_eq!(problem(1), "has 1 values, the file has 2 columns");
         assert_eq!(problem(2), "has bytes in column 'id' that are not UTF-8");
         assert_eq!(found.len(), 3);
+    }
+
+    #[test]
+    fn quote_that_is_not_closed_is_an_error() {
+        let error = rows(b"prompt,note\na,b\nc,\"d\ne,f\n").expect_err("not closed").to_string();
+        assert!(
+            error.contains("a quote is not closed") && error.contains("after row 1"),
+            "{error}"
+        );
+        for fine in
+            ["prompt\n5\" pipe\n", "prompt\n\"a\"\"b\"\n", "prompt\n\"a\"", "prompt\n\"a\" b\"\n"]
+        {
+            assert_eq!(rows(fine.as_bytes()).expect("readable").len(), 1, "{fine}");
+        }
     }
 
     #[test]
