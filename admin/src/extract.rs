@@ -11,8 +11,8 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tokio::time::timeout;
-use tritmill_client::LINE_BYTES_MAX;
+use tokio::{task::spawn_blocking, time::timeout};
+use tritmill_client::{FieldError, LINE_BYTES_MAX};
 
 use crate::ApiError;
 
@@ -85,6 +85,16 @@ fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
             let message = format!("invalid JSON at line {line}, column {column}");
             Err(ApiError::invalid("invalid_json", message))
         }
+    }
+}
+
+/// Parses a request on a thread that may be busy for long: a schema can take a second to check.
+pub(crate) async fn parsed<T: Send + 'static>(
+    parse: impl FnOnce() -> Result<T, FieldError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match spawn_blocking(parse).await {
+        Ok(parsed) => Ok(parsed?),
+        Err(ended) => std::panic::resume_unwind(ended.into_panic()),
     }
 }
 

@@ -1,6 +1,11 @@
 //! Hostile requests get typed errors within bounds of memory and time, and other clients are served.
 
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
 
 use serde_json::json;
 
@@ -157,4 +162,31 @@ fn slow_request_heads_time_out_while_others_are_served() {
     }
     let _ = slow[0].write_all(b"a: b\r\n\r\n");
     assert!(!String::from_utf8_lossy(&said).contains("200 OK"));
+}
+
+#[test]
+fn patterns_that_are_long_to_check_hold_up_no_other_call() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let answered = AtomicUsize::new(0);
+    let (caller, others) = (admin.first(), thread::available_parallelism().unwrap().get() + 2);
+    thread::scope(|scope| {
+        for other in 0..others {
+            let (caller, answered) = (admin.first(), &answered);
+            scope.spawn(move || {
+                // Checked patterns are remembered, so that each has a letter of its own.
+                let letter = char::from(b'a' + other as u8);
+                let pattern = format!("({letter}{{1000}}){{1000}}");
+                let body = json!({ "model": "demo", "prompt": "x", "max_tokens": 1, "guided_regex": pattern });
+                caller.post("/v1/completions", &body);
+                answered.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        // Every call is read before these, and none of them takes longer than a check.
+        thread::sleep(Duration::from_millis(100));
+        for _ in 0..3 {
+            assert_eq!(caller.get("/v1/models").status, 200);
+        }
+        assert!(answered.load(Ordering::SeqCst) < others, "the checks are not done yet");
+    });
 }

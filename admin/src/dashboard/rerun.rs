@@ -13,6 +13,7 @@ use tritmill_queue::{Job, JobId};
 use super::{Content, PageForm, PageResult, Visit};
 use crate::{
     ApiError, App,
+    extract::parsed,
     job_request::of_job,
     operator::{audit, job},
 };
@@ -115,7 +116,7 @@ async fn edited(app: &App, job: Job, request: &str) -> Result<Job, ApiError> {
         }
     };
     let (endpoint, _) = of_job(&job);
-    let body = parse_body(endpoint, map)?;
+    let body = parsed(move || parse_body(endpoint, map)).await?;
     let queue = match &body.model {
         None => job.queue.clone(),
         Some(name) => {

@@ -18,7 +18,8 @@ use super::{
     time_limit::TimeLimit,
 };
 use crate::{
-    ApiError, App, Call, Caller, JsonBody, error::ErrorResponse, request_trace::JobParent,
+    ApiError, App, Call, Caller, JsonBody, error::ErrorResponse, extract::parsed,
+    request_trace::JobParent,
 };
 
 /// Creates a chat completion.
@@ -112,7 +113,7 @@ impl Request {
             _ => Streaming::take(&mut map)?,
         };
         let mut echo = echo(&map);
-        let body = parse_body(endpoint, map)?;
+        let body = parsed(move || parse_body(endpoint, map)).await?;
         if let Some(tier) = echo.get_mut("service_tier") {
             *tier = body.tier.unwrap_or_default().as_str().into();
         }

@@ -10,7 +10,9 @@ use super::{
     schemas::{DetokenizeRequest, Detokenized, TokenizeRequest, TokenizedText},
     time_limit::TimeLimit,
 };
-use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, request_trace::JobParent};
+use crate::{
+    ApiError, App, Call, Caller, JsonBody, JsonResult, extract::parsed, request_trace::JobParent,
+};
 
 /// Returns the tokens of a text or of a conversation.
 #[utoipa::path(post, path = "/tokenize", tag = "completions", request_body = TokenizeRequest,
@@ -28,7 +30,8 @@ pub(crate) async fn tokenize(
     let generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     let has_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let task = Task::Tokenize { special, generation_prompt };
-    let body = Body { task, ..parse_body(endpoint, fields.rest())? };
+    let body = parsed(move || parse_body(endpoint, fields.rest())).await?;
+    let body = Body { task, ..body };
     let tokenized = tokens(app, caller, (parent, limit), body).await?;
     Ok(Json(json!({
         "count": tokenized.tokens.len(),
@@ -70,10 +73,13 @@ pub(crate) async fn detokenize(
         );
     }
     fields.put("prompt", tokens);
-    let body = parse_body(Endpoint::Completions, fields.rest()).map_err(|mut error| {
-        error.path = error.path.replacen("prompt", "tokens", 1);
-        error
-    })?;
+    let parse = move || {
+        parse_body(Endpoint::Completions, fields.rest()).map_err(|mut error| {
+            error.path = error.path.replacen("prompt", "tokens", 1);
+            error
+        })
+    };
+    let body = parsed(parse).await?;
     let body = Body { task: Task::Detokenize, ..body };
     let completion = ask(app, caller, (parent, limit), body).await?;
     let text = completion.choices.first().map(|choice| choice.text.as_str());
