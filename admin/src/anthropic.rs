@@ -23,6 +23,7 @@ use self::{
 };
 use crate::{
     ApiError, Call, JsonBody, JsonResult,
+    extract::parsed,
     openai::{
         call::{self, CallContext},
         schemas::CallHeaders,
@@ -54,7 +55,7 @@ pub(crate) async fn create(
     let key = call::key_of(&headers, PATH, &body)?;
     let mut fields = Fields::new(body, "");
     let stream = fields.boolean("stream")? == Some(true);
-    let body = parse_message(fields.rest(), Purpose::Answer)?;
+    let body = parsed(move || parse_message(fields.rest(), Purpose::Answer)).await?;
     let permit = stream.then(|| app.stream_permit()).transpose()?;
     let context = CallContext { caller, traceparent, limit, stream, echo: Map::new(), key };
     let call = call::submit(app, context, body).await?;
@@ -77,7 +78,7 @@ pub(crate) async fn count_tokens(
     limit: TimeLimit,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> JsonResult<Value> {
-    let body = parse_message(body, Purpose::Count)?;
+    let body = parsed(move || parse_message(body, Purpose::Count)).await?;
     let tokens = tokenize::tokens(app, caller, (parent, limit), body).await?;
     Ok(Json(json!({ "input_tokens": tokens.tokens.len() })))
 }

@@ -75,6 +75,7 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/tokenize",                  SUBMIT,  || post(tokenize::tokenize)),
     route(Method::POST,   "/detokenize",                SUBMIT,  || post(tokenize::detokenize)),
     route(Method::POST,   "/v1/responses",              SUBMIT,  || post(responses::create)),
+    route(Method::POST,   "/v1/responses/input_tokens", SUBMIT,  || post(responses::input_tokens)),
     route(Method::GET,    "/v1/responses/{id}",         READ,    || get(responses::one)),
     route(Method::DELETE, "/v1/responses/{id}",         SUBMIT,  || delete(responses::remove)),
     route(Method::POST,   "/v1/responses/{id}/cancel",  SUBMIT,  || post(responses::cancel)),

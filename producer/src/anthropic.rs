@@ -121,6 +121,10 @@ fn without_effect(fields: &mut Fields) -> Result<(), FieldError> {
         let problem = format!("must be one of {}, got '{}'", TIERS.join(", "), shorten(&tier));
         return Err(FieldError::new("service_tier", "invalid_value", problem));
     }
+    if let Some(management) = object(fields, "context_management")? {
+        // An empty list of edits changes nothing, and `finish` lets it pass.
+        management.finish()?;
+    }
     // Prompts that begin in the same way are always computed once.
     fields.take("cache_control");
     if fields.boolean("stream")? == Some(true) {
@@ -170,6 +174,8 @@ fn tool(index: usize, item: Value) -> Result<Value, FieldError> {
         return Err(FieldError::new(tool.path("type"), "unsupported_value", problem));
     }
     tool.take("cache_control");
+    // Text of a call always arrives as it is generated.
+    tool.boolean("eager_input_streaming")?;
     let mut function = Map::new();
     for (own, chat) in [
         ("name", "name"),

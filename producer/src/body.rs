@@ -177,6 +177,10 @@ fn generation(
         true => Prompt::Messages(conversation(&mut fields)?),
         false => prompt(endpoint, &mut fields)?,
     };
+    let limit_name = match fields.has("max_completion_tokens") {
+        true => "max_completion_tokens",
+        false => "max_tokens",
+    };
     let mut sampling = sampling(&mut fields)?;
     if endpoint == Endpoint::Completions {
         sampling.max_tokens.get_or_insert(COMPLETION_TOKENS_DEFAULT);
@@ -191,6 +195,7 @@ fn generation(
         let problem = format!("must be {}, got {}", error.expected, error.found);
         let field = match (is_chat, error.field) {
             (true, "logprobs") => "top_logprobs",
+            (_, "max_tokens") => limit_name,
             (_, field) => field,
         };
         FieldError::new(field, "invalid_value", problem)
@@ -481,6 +486,17 @@ fn chat_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldEr
         return Err(FieldError::new("top_logprobs", "invalid_value", "needs logprobs to be true"));
     }
     sampling.logprobs = wanted.then_some(top.unwrap_or(0));
+    if fields.has("web_search_options") {
+        // Even without options it asks for a search.
+        let problem = "is not supported";
+        return Err(FieldError::new("web_search_options", "unknown_parameter", problem));
+    }
+    // A guess of the answer, which would save time only.
+    if let Some(guess) = fields.take("prediction")
+        && !guess.is_object()
+    {
+        return Err(FieldError::wrong_type("prediction", "an object", &guess));
+    }
     only(fields, [("modalities", serde_json::json!(["text"]))])
 }
 

@@ -270,7 +270,9 @@ fn refuse_others(fields: &mut Fields) -> Result<(), FieldError> {
             return Err(FieldError::new("truncation", "unsupported_value", problem));
         }
     }
-    for name in ["conversation", "prompt", "max_tool_calls"] {
+    // It bounds calls of built-in tools, which are refused.
+    fields.count("max_tool_calls")?;
+    for name in ["conversation", "prompt"] {
         if fields.take(name).is_some() {
             return Err(FieldError::new(name, "unknown_parameter", "is not supported"));
         }
@@ -479,6 +481,8 @@ mod tests {
                 "input[0].role",
             ),
             (with("max_output_tokens", json!("many")), "max_output_tokens"),
+            (with("max_output_tokens", json!(0)), "max_output_tokens"),
+            (with("max_tool_calls", json!("all")), "max_tool_calls"),
             (with("reasoning", json!({ "effort": "huge" })), "reasoning.effort"),
             (
                 with("text", json!({ "format": { "type": "json_schema", "name": "n" } })),

@@ -177,6 +177,16 @@ def tokens_are_counted():
     assert with_tools.input_tokens > counted.input_tokens, with_tools
 
 
+@check
+def models_are_listed():
+    models = list(client.models.list())
+    assert MODEL in [model.id for model in models], models
+    one = client.models.retrieve(MODEL)
+    equal((one.type, one.id, one.display_name), ("model", MODEL, MODEL))
+    assert one.created_at.year >= 2024, one
+    failed(anthropic.NotFoundError, lambda: client.models.retrieve("none"), "not_found_error", "none")
+
+
 def failed(kind, call, error, text):
     """Fails unless a call is refused with this type of error, and a message with this text."""
     found = refused(kind, call)

@@ -108,9 +108,18 @@ def response_fields_that_change_no_answer():
         "prompt_cache_key": "k1",
         "truncation": "disabled",
         "parallel_tool_calls": True,
+        "max_tool_calls": 3,
         "reasoning": {"effort": "low"},
     }
     assert ask(**hints).output_text
+
+
+@check
+def response_input_tokens():
+    count = lambda **changes: client.responses.input_tokens.count(**{"model": MODEL, "input": QUESTION} | changes)
+    counted = count()
+    equal((counted.object, counted.input_tokens), ("response.input_tokens", ask().usage.input_tokens))
+    assert count(instructions="Be short.").input_tokens > counted.input_tokens
 
 
 @check

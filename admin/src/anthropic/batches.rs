@@ -17,8 +17,11 @@ use tritmill_client::Endpoint;
 use tritmill_queue::store::Page;
 use utoipa::ToSchema;
 
-pub(crate) use self::results::{__path_results, results};
 use self::view::MessageBatch;
+pub(crate) use self::{
+    results::{__path_results, results},
+    view::rfc_3339,
+};
 use super::schemas::MessageBatchRequest;
 use crate::{
     ApiError, App, Call, Caller, JsonResult, QueryParams,

@@ -1,9 +1,10 @@
-//! What responses below `/v1/messages` have in common: the shape of errors, and the header with the id of the request.
+//! What responses to Anthropic's clients have in common: the shape of errors, and the header with the id of the request. They are those
+//! below `/v1/messages`, and the models for requests that name a version of its API.
 
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderName, HeaderValue, header},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
@@ -16,18 +17,33 @@ use crate::{ApiError, error::ShownError, request_trace::RequestId};
 /// Name of the header with the version of the API that a client speaks, and the first version that there was.
 const VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 const FIRST_VERSION: &str = "2023-01-01";
+/// Path of the models, which other clients ask for, too.
+const MODELS: &str = "/v1/models";
 /// Anthropic's name of the header with the id of a request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// Returns whether a request names a version of Anthropic's API.
+pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
+    headers.contains_key(VERSION)
+}
 
 /// Returns the body of an error.
 pub(super) fn body(status: u16, message: &str, request_id: Option<&str>) -> Value {
     answer::error(answer::error_kind(status), message, request_id)
 }
 
-/// Gives responses below `/v1/messages` the shape that Anthropic's clients expect.
+/// Returns whether the response to a request has the shape.
+fn has_shape(request: &Request) -> bool {
+    let is_below = |path: &str| {
+        let rest = request.uri().path().strip_prefix(path);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    is_below(PATH) || (is_below(MODELS) && is_asked(request.headers()))
+}
+
+/// Gives responses the shape that Anthropic's clients expect.
 pub(crate) async fn give_shape(request: Request, next: Next) -> Response {
-    let rest = request.uri().path().strip_prefix(PATH);
-    if !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+    if !has_shape(&request) {
         return next.run(request).await;
     }
     let id = request.extensions().get().map(|RequestId(id)| id.clone());

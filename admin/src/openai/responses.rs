@@ -9,25 +9,28 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse as _, Response},
 };
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use tritmill_client::{
-    ResponseRequest, answer_message, parse_response, responses::answer as response,
+    Body, ResponseRequest, answer_message, parse_response, responses::answer as response,
 };
 use tritmill_queue::{
-    Billing, Conversation, Job, JobId, JobState, Message, Outcome, Prompt, Role, store::JobRecord,
+    Billing, Conversation, Job, JobId, JobState, Message, Outcome, Prompt, Role, Task,
+    store::JobRecord,
 };
 
 use self::{events::ResponseEvents, view::Status};
 use super::{
     answer::Streaming,
     call::{self, CallContext},
-    schemas::{CallHeaders, ResponseBody, ResponseDeleted, ResponseObject},
+    schemas::{CallHeaders, InputTokens, ResponseBody, ResponseDeleted, ResponseObject},
     stream,
     time_limit::TimeLimit,
+    tokenize,
 };
 use crate::{
-    ApiError, App, Call, Caller, JsonBody, JsonResult, error::ErrorResponse,
-    request_trace::JobParent,
+    ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams, error::ErrorResponse,
+    extract::parsed, request_trace::JobParent,
 };
 
 /// Begin of the ids of responses.
@@ -58,7 +61,8 @@ pub(crate) async fn create(
     let key = call::key_of(&headers, "/v1/responses", &body)?;
     let streaming = Streaming::take(&mut body)?;
     resolve_references(&app, &caller, &mut body).await?;
-    let ResponseRequest { mut body, previous, background, store: _ } = parse_response(body)?;
+    let ResponseRequest { mut body, previous, background, store: _ } =
+        parsed(move || parse_response(body)).await?;
     let mut repeated = std::mem::take(&mut body.repeated);
     repeated.insert(MARK.to_owned(), "response".into());
     if let Some(previous) = &previous {
@@ -100,10 +104,46 @@ pub(crate) async fn create(
     Ok(Json(view::response(&job, &status)).into_response())
 }
 
+/// How a response is read.
+#[derive(Deserialize)]
+pub(crate) struct ResponseQuery {
+    stream: Option<bool>,
+}
+
+/// Counts the tokens of a response's input.
+#[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "responses",
+    request_body = ResponseBody,
+    responses((status = 200, description = "The number of tokens", body = InputTokens)))]
+pub(crate) async fn input_tokens(
+    Call { app, caller }: Call,
+    parent: JobParent,
+    limit: TimeLimit,
+    JsonBody(mut body): JsonBody<Map<String, Value>>,
+) -> JsonResult<InputTokens> {
+    resolve_references(&app, &caller, &mut body).await?;
+    let ResponseRequest { mut body, previous, .. } = parsed(move || parse_response(body)).await?;
+    if let Some(previous) = &previous {
+        let before = conversation_of(&app, &caller, previous).await?;
+        continue_from(&mut body.prompt, before);
+    }
+    let task = Task::Tokenize { special: true, generation_prompt: true };
+    let tokens = tokenize::tokens(app, caller, (parent, limit), Body { task, ..body }).await?;
+    let input_tokens = tokens.tokens.len();
+    Ok(Json(InputTokens { object: "response.input_tokens", input_tokens }))
+}
+
 /// Returns a response.
 #[utoipa::path(get, path = "/v1/responses/{id}", tag = "responses", params(("id" = String, Path)),
     responses((status = 200, description = "The response", body = ResponseObject)))]
-pub(crate) async fn one(Call { app, caller }: Call, Path(id): Path<String>) -> JsonResult<Value> {
+pub(crate) async fn one(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+    QueryParams(query): QueryParams<ResponseQuery>,
+) -> JsonResult<Value> {
+    if query.stream == Some(true) {
+        let message = "a response is streamed while it is created only: read it without stream";
+        return Err(ApiError::invalid("unsupported_value", message).at("stream"));
+    }
     let record = find(&app, &caller, &id).await?;
     Ok(Json(of_record(&record)))
 }

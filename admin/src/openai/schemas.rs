@@ -311,6 +311,14 @@ pub(crate) struct ResponseObject {
     metadata: Value,
 }
 
+/// Number of tokens of a response's input.
+#[derive(serde::Serialize, ToSchema)]
+pub(crate) struct InputTokens {
+    /// `response.input_tokens`
+    pub object: &'static str,
+    pub input_tokens: usize,
+}
+
 /// A response that was deleted.
 #[derive(serde::Serialize, ToSchema)]
 pub(crate) struct ResponseDeleted {

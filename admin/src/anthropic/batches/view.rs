@@ -63,11 +63,11 @@ pub(super) async fn of(app: &App, batch: Batch) -> Result<MessageBatch, ApiError
         r#type: "message_batch",
         processing_status,
         request_counts: counts(app, &batch).await?,
-        created_at: text(batch.created_at),
-        expires_at: text(batch.expires_at),
-        ended_at: ended.map(text),
-        cancel_initiated_at: times.cancelling.map(text),
-        archived_at: batch.archived_at.map(text),
+        created_at: rfc_3339(batch.created_at),
+        expires_at: rfc_3339(batch.expires_at),
+        ended_at: ended.map(rfc_3339),
+        cancel_initiated_at: times.cancelling.map(rfc_3339),
+        archived_at: batch.archived_at.map(rfc_3339),
         results_url,
     })
 }
@@ -96,7 +96,7 @@ async fn counts(app: &App, batch: &Batch) -> Result<MessageCounts, ApiError> {
 }
 
 /// Returns a time as RFC 3339 has it.
-fn text(at: Timestamp) -> String {
+pub(crate) fn rfc_3339(at: Timestamp) -> String {
     let (date, time) = date_and_time(at);
     format!("{date}T{time}Z")
 }
