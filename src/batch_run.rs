@@ -38,8 +38,8 @@ const EXIT_ERROR_LINES: u8 = 2;
 /// Answer a file of requests.
 ///
 /// Each line of IN is an OpenAI batch request ({"custom_id", "method", "url", "body"} for
-/// /v1/chat/completions, /v1/completions or /v1/embeddings) or just {"prompt": "…"}: a question for the model's chat
-/// template. Each line has one line in OUT: an answer, or an error that names field and line.
+/// /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/responses or /v1/messages) or just {"prompt": "…"}: a question
+/// for the model's chat template, answered as a chat completion. Each line has one line in OUT: an answer, or an error that names field and line.
 ///
 /// Answers are also kept in OUT.tritmill. Stop the run at any time and continue it with the same command.
 /// Lines may be added, changed or removed in between.

@@ -207,7 +207,7 @@ pub struct CapacityOptions {
     /// Memory of the KV cache per model and device, in MiB [default: as much as the sequences need, up to 1024 (more
     /// for models with recurrent layers), or to what --memory leaves; on a GPU up to nine tenths of the memory that the
     /// weights leave free]
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_memory: Option<u64>,
     /// Milliseconds that a step may take while a job of priority high is decoded: less of other jobs' prompts is
     /// computed per step then, and the text arrives evenly. Other steps are as short as they can be without a slower batch, so

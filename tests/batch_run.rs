@@ -32,7 +32,10 @@ fn answers_have_the_form_of_openai() {
     assert_eq!(choice["message"]["role"], "assistant");
     let first = &choice["logprobs"]["content"][0];
     assert_eq!(first["top_logprobs"].as_array().unwrap().len(), 2);
-    assert_eq!(answers["line-3"]["response"]["status_code"], 200);
+    let plain = &answers["line-3"]["response"];
+    assert_eq!(plain["status_code"], 200);
+    assert_eq!(plain["body"]["object"], "chat.completion", "a question has a message");
+    assert!(plain["body"]["choices"][0]["message"]["content"].is_string(), "{plain}");
     let summary = run.summary();
     assert_eq!((&summary["lines"], &summary["completed"]), (&json!(3), &json!(3)));
     assert_eq!((&summary["failed"], &summary["resumed"]), (&json!(0), &json!(0)));

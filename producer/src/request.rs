@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tritmill_queue::{Job, JobId, QueueName, store::IngestedLine};
+use tritmill_queue::{Job, JobId, Prompt, QueueName, store::IngestedLine};
 
 use crate::{
     body::{Body, Endpoint, parse_body},
@@ -52,6 +52,20 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns the endpoint that answers it: a plain question is a message of the user, other plain prompts are continued.
+    pub(crate) fn answered_by(&self) -> Endpoint {
+        match (self.endpoint, &self.body.prompt) {
+            (Endpoint::Plain, Prompt::Question(_)) => Endpoint::Chat,
+            (Endpoint::Plain, _) => Endpoint::Completions,
+            (endpoint, _) => endpoint,
+        }
+    }
+
+    /// Returns the form of its answer, as [`Endpoint::shape`].
+    pub fn shape(&self) -> &'static str {
+        self.answered_by().shape()
+    }
+
     /// Returns the job that answers it.
     pub fn job(self, id: JobId, queue: QueueName) -> Job {
         Job { custom_id: Some(self.custom_id), ..self.body.job(id, queue) }
@@ -100,7 +114,7 @@ pub fn parse_line(line: &RawLine, queue: &QueueName) -> IngestedLine {
         Ok(request) => {
             let (key, number) = (request.key, request.number);
             let custom_id = Some(request.custom_id.clone());
-            let shape = request.endpoint.shape();
+            let shape = request.shape();
             let job = request.job(JobId::generate(), queue.clone());
             IngestedLine { key, number, custom_id, shape, content: Ok(Box::new(job)) }
         }

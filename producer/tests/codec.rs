@@ -61,6 +61,7 @@ fn chat_request_becomes_a_job() {
         "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.1, "stop_token_ids": [3], "min_tokens": 2,
         "ignore_eos": true, "user": "u", "metadata": { "k": "v" }, "store": true, "stream": false,
         "service_tier": "auto", "response_format": { "type": "text" }, "tools": null,
+        "prediction": { "type": "content", "content": "a guess" },
         "messages": [
             { "role": "developer", "content": "be brief" },
             { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
@@ -83,7 +84,8 @@ fn chat_request_becomes_a_job() {
 #[test]
 fn plain_lines_and_completions_become_jobs() {
     let line = parse(br#"{"prompt":"once"}"#);
-    assert_eq!((line.custom_id.as_deref(), line.shape), (Some("line-17"), "completion"));
+    assert_eq!((line.custom_id.as_deref(), line.shape), (Some("line-17"), "chat"));
+    assert_eq!(parse(br#"{"prompt":[1,2]}"#).shape, "completion", "tokens are continued");
     assert_eq!(line.content.unwrap().prompt, Prompt::Question("once".into()));
     let named = parse(br#"{"custom_id":"mine","prompt":"once","max_tokens":3}"#);
     assert_eq!(named.custom_id.as_deref(), Some("mine"));
@@ -154,6 +156,9 @@ fn bad_body_is_a_400_that_names_the_parameter() {
         ("max_tokens", json!(0)),
         ("max_tokens", json!(-1)),
         ("max_tokens", json!(1_000_000_000_000_u64)),
+        ("max_completion_tokens", json!(0)),
+        ("web_search_options", json!({})),
+        ("prediction", json!("a guess")),
         ("stream", json!(true)),
         ("stop", json!(7)),
         ("stop", json!([""])),

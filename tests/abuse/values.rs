@@ -148,7 +148,7 @@ fn oversized_lines_are_named_and_the_others_answered() {
         assert!(all.contains(part), "{part}: {all}");
     }
     for name in ["line-1", "line-11"] {
-        let text = answer(name)["response"]["body"]["choices"][0]["text"].clone();
+        let text = answer(name)["response"]["body"]["choices"][0]["message"]["content"].clone();
         assert_eq!(text, "2024-03-03", "{name}: {all}");
     }
 }

@@ -149,8 +149,9 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         self.state.written = Some(written.clone());
         self.save()?;
         self.folder.clean().map_err(self.failed())?;
-        let Written { completed, failed, tokens, .. } = written;
-        self.progress = BatchProgress { completed, failed, tokens, ..self.progress };
+        let Written { completed, failed, tokens, prompt_tokens, cached_tokens, .. } = written;
+        let counted = BatchProgress { completed, failed, ..self.progress };
+        self.progress = BatchProgress { tokens, prompt_tokens, cached_tokens, ..counted };
         (self.report)(RemoteUpdate::Progress(self.progress));
         Ok(self.progress)
     }

@@ -20,7 +20,7 @@ pub(super) fn merge(folder: &Folder, parts: usize, to: &Path) -> io::Result<Writ
     let mut output = Output {
         file: BufWriter::new(File::create(to)?),
         hasher: blake3::Hasher::new(),
-        written: Written { hash: String::new(), completed: 0, failed: 0, tokens: 0 },
+        written: Written::default(),
     };
     let mut refused = Refused::open(folder)?;
     let mut sources: Vec<Source> =
@@ -60,11 +60,28 @@ impl Output {
             false => self.written.failed += 1,
             true => {
                 self.written.completed += 1;
-                let usage = &serde_json::from_slice::<Value>(line)?["response"]["body"]["usage"];
-                self.written.tokens += usage["completion_tokens"].as_u64().unwrap_or_default();
+                let line = serde_json::from_slice::<Value>(line)?;
+                self.add_usage(&line["response"]["body"]["usage"]);
             }
         }
         Ok(())
+    }
+
+    /// Counts the tokens of an answer, by the names of chat completions, of responses or of messages.
+    fn add_usage(&mut self, usage: &Value) {
+        let count = |pointers: &[&str]| -> u64 {
+            pointers.iter().filter_map(|pointer| usage.pointer(pointer)?.as_u64()).sum()
+        };
+        let written = &mut self.written;
+        written.tokens += count(&["/completion_tokens", "/output_tokens"]);
+        // A message counts cached tokens apart from its input.
+        let apart = "/cache_read_input_tokens";
+        written.prompt_tokens += count(&["/prompt_tokens", "/input_tokens", apart]);
+        written.cached_tokens += count(&[
+            "/prompt_tokens_details/cached_tokens",
+            "/input_tokens_details/cached_tokens",
+            apart,
+        ]);
     }
 
     fn end(mut self) -> io::Result<Written> {

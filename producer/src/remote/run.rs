@@ -169,15 +169,16 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         true
     }
 
-    /// Checks that the server has the models. This is the first call: a bad URL or key shows here.
+    /// Checks that the server has the model of the run, or one that lines name: it answers lines with another model with an error
+    /// each. This is the first call: a bad URL or key shows here.
     async fn check_models(&mut self) -> Result<(), RemoteRunError> {
         let served = self.api.models().await?;
-        let missing = self
-            .state
-            .parts
-            .iter()
-            .find(|part| part.batch.is_none() && !served.contains(&part.model));
-        match missing {
+        let parts = &self.state.parts;
+        let is_missing = |part: &&Part| part.batch.is_none() && !served.contains(&part.model);
+        let is_own = |part: &&Part| part.model == self.settings.model;
+        let first = parts.iter().filter(is_missing).find(is_own);
+        let all = parts.iter().all(|part| is_missing(&part)).then(|| parts.first()).flatten();
+        match first.or(all) {
             None => Ok(()),
             Some(part) => Err(RemoteRunError::NotServed {
                 model: part.model.clone(),

@@ -11,7 +11,6 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tritmill_queue::Prompt;
 
 use super::state::{Folder, Part};
 use crate::{
@@ -147,11 +146,7 @@ impl<'a> Writer<'a> {
 
     fn line(&mut self, raw: &RawLine, request: &Request, model: &str) -> io::Result<()> {
         let model = request.body.model.as_deref().unwrap_or(model);
-        let endpoint = match (request.endpoint, &request.body.prompt) {
-            (Endpoint::Plain, Prompt::Question(_)) => Endpoint::Chat,
-            (Endpoint::Plain, _) => Endpoint::Completions,
-            (endpoint, _) => endpoint,
-        };
+        let endpoint = request.answered_by();
         let text = rendered(raw, request, endpoint, model);
         let (part, spool) = self.part(endpoint, model)?;
         while spool.line + 1 < raw.number {

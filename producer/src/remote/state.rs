@@ -60,7 +60,7 @@ pub(super) struct PartResult {
 }
 
 /// The output as it was written.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Written {
     /// BLAKE3 hash of the file.
     pub hash: String,
@@ -70,6 +70,12 @@ pub(super) struct Written {
     pub failed: u64,
     /// Tokens generated for them.
     pub tokens: u64,
+    /// Tokens of their prompts.
+    #[serde(default)]
+    pub prompt_tokens: u64,
+    /// Those of them that were not computed.
+    #[serde(default)]
+    pub cached_tokens: u64,
 }
 
 /// The folder with the files of a run.
