@@ -130,16 +130,18 @@ fn integers_beyond_doubles_stay_within_their_bounds() {
         "type": "object",
         "properties": {
             "near": { "type": "integer", "minimum": 9_007_199_254_740_993_u64, "maximum": 9_007_199_254_740_999_u64 },
-            "any": { "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX },
+            "above": { "type": "integer", "exclusiveMinimum": 9_007_199_254_740_992_u64, "maximum": 9_007_199_254_740_999_u64 },
+            "any": { "type": ["integer", "null"], "minimum": i64::MIN, "maximum": i64::MAX },
         },
-        "required": ["near", "any"],
+        "required": ["near", "above", "any"],
         "additionalProperties": false,
     });
     for text in answers(&Grammar::of_schema(&schema), 100) {
         let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
         let near = value["near"].as_u64().expect("an integer");
         assert!((9_007_199_254_740_993..=9_007_199_254_740_999).contains(&near), "{text}");
-        assert!(value["any"].is_i64(), "{text}");
+        assert!(value["above"].as_u64().expect("an integer") > 9_007_199_254_740_992, "{text}");
+        assert!(value["any"].is_i64() || value["any"].is_null(), "{text}");
     }
 }
 
