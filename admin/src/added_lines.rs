@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, hash_map::Entry};
 
-use tritmill_client::{Endpoint, LineReader, RawLine, Request, parse_request};
+use tritmill_client::{Endpoint, LineReader, RefusedLine, Request, parse_request};
 use tritmill_queue::{QueueName, StoreError};
 
 use crate::{
     Models,
     driver::custom_id_hash,
+    extract::blocking,
     store::{
         Batch, FrontStore,
         batch_steps::CustomIdHash,
@@ -165,7 +166,9 @@ async fn read(
     let mut names: HashMap<CustomIdHash, usize> = HashMap::new();
     let broken = |_| AddError::invalid("invalid_body", None, "the lines cannot be read");
     while let Some(raw) = reader.next_line().map_err(broken)? {
-        let request = request(batch, &raw)?;
+        // Checking its schema can take long.
+        let (parsed, raw) = blocking(move || (parse_request(&raw), raw)).await;
+        let request = request(batch, parsed)?;
         let (number, queue) = (raw.number, queue(models, &request).await?);
         let name = custom_id_hash(&request.custom_id);
         let model = (request.body.model.unwrap_or_default(), queue);
@@ -194,9 +197,9 @@ async fn read(
     }
 }
 
-/// Parses a line that fits its batch.
-fn request(batch: &Batch, raw: &RawLine) -> Result<Request, AddError> {
-    let request = parse_request(raw).map_err(|refused| {
+/// Returns the request of a line that fits its batch.
+fn request(batch: &Batch, parsed: Result<Request, Box<RefusedLine>>) -> Result<Request, AddError> {
+    let request = parsed.map_err(|refused| {
         let refusal = refused.refusal;
         let param = refusal.param.map(|param| match refusal.status {
             Some(_) => format!("body.{param}"),

@@ -1,6 +1,6 @@
 //! Extractors for queries and JSON bodies, with bounds and [`ApiError`]s.
 
-use std::time::Duration;
+use std::{panic::resume_unwind, time::Duration};
 
 use axum::{
     body::BodyDataStream,
@@ -88,14 +88,16 @@ fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// Parses a request on a thread that may be busy for long: a schema can take a second to check.
+/// Parses a request where it holds up no other: a schema can take a second to check.
 pub(crate) async fn parsed<T: Send + 'static>(
     parse: impl FnOnce() -> Result<T, FieldError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match spawn_blocking(parse).await {
-        Ok(parsed) => Ok(parsed?),
-        Err(ended) => std::panic::resume_unwind(ended.into_panic()),
-    }
+    Ok(blocking(parse).await?)
+}
+
+/// Runs work that can take long on a thread that answers no calls.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    spawn_blocking(work).await.unwrap_or_else(|ended| resume_unwind(ended.into_panic()))
 }
 
 /// Deserializes a JSON object.

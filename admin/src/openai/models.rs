@@ -54,7 +54,8 @@ pub(crate) struct ModelList {
     data: Vec<Model>,
 }
 
-/// Lists the served models: first the names without a format, then each name with its format.
+/// Lists the served models: first the names without a format, then each name with its format. With the header
+/// `anthropic-version` the answer has the shape of Anthropic's API.
 #[utoipa::path(get, path = "/v1/models", tag = "models",
     responses((status = 200, description = "Served models", body = ModelList)))]
 pub(crate) async fn list(State(app): State<App>, headers: HeaderMap) -> JsonResult<Value> {
@@ -75,7 +76,7 @@ pub(crate) async fn list(State(app): State<App>, headers: HeaderMap) -> JsonResu
     Ok(Json(json!({ "data": data, "has_more": false, "first_id": first, "last_id": last })))
 }
 
-/// Returns a model.
+/// Returns a model. With the header `anthropic-version` the answer has the shape of Anthropic's API.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models",
     params(("model" = String, Path, description = "`NAME` or `NAME@FORMAT`")),
     responses((status = 200, description = "The model", body = Model)))]

@@ -133,7 +133,8 @@ pub(crate) async fn input_tokens(
 }
 
 /// Returns a response.
-#[utoipa::path(get, path = "/v1/responses/{id}", tag = "responses", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/v1/responses/{id}", tag = "responses",
+    params(("id" = String, Path), ("stream" = Option<bool>, Query, description = "Refused if true")),
     responses((status = 200, description = "The response", body = ResponseObject)))]
 pub(crate) async fn one(
     Call { app, caller }: Call,

@@ -19,6 +19,7 @@ use utoipa::ToSchema;
 use super::{CostView, input_file, request::NewBatch};
 use crate::{
     ApiError, App, Call, JsonBody, JsonResult,
+    extract::blocking,
     openai::schemas::BatchRequest,
     store::{
         Batch, BatchState,
@@ -107,8 +108,15 @@ async fn read(app: &App, file: &StoredFile, tier: Tier) -> Result<Asked, StoreEr
             _ => {}
         }
     };
+    // Checking the schema of a line can take long.
+    let size_bytes = file.size_bytes;
+    Ok(blocking(move || asked_in(&bytes[..read], tier).scaled(read, size_bytes)).await)
+}
+
+/// Counts what lines ask for.
+fn asked_in(bytes: &[u8], tier: Tier) -> Asked {
     let mut asked = Asked::default();
-    let lines = bytes[..read].split(|byte| *byte == b'\n');
+    let lines = bytes.split(|byte| *byte == b'\n');
     for (number, line) in (1..).zip(lines) {
         if line.trim_ascii().is_empty() {
             continue;
@@ -127,7 +135,7 @@ async fn read(app: &App, file: &StoredFile, tier: Tier) -> Result<Asked, StoreEr
         tokens.prompt += u64::from(prompt);
         tokens.generated += u64::from(generated);
     }
-    Ok(asked.scaled(read, file.size_bytes))
+    asked
 }
 
 /// Returns the most that the answers may cost, by currency.
