@@ -1,8 +1,8 @@
 //! A batch file answered by a server, over its HTTP API.
 //!
 //! As in an embedded run, every line of the input has one line in the output. Lines for which a server
-//! would refuse a whole batch (not a request, a repeated `custom_id`) are not sent and become error
-//! lines. The others are split into batches of one endpoint and model, of a size that servers accept
+//! would refuse a whole batch (not a request, a repeated `custom_id`, a model that it does not have) are
+//! not sent and become error lines. The others are split into batches of one endpoint and model, of a size that servers accept
 //! ([`split`]). Each batch is uploaded, created, waited for and downloaded; then the output is merged
 //! in the order of the input ([`merge`]).
 //!
@@ -19,6 +19,7 @@ mod run;
 mod split;
 mod state;
 mod terms;
+mod unserved;
 
 pub use answers::{
     BatchErrors, BatchEstimate, Cost, LineError, LinesAdded, RemoteBatch, RemoteError,

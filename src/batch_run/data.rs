@@ -23,7 +23,7 @@ pub struct RowOptions {
     /// Endpoint that answers rows
     #[arg(long, value_name = "ENDPOINT", default_value = "chat")]
     endpoint: RowEndpoint,
-    /// More fields of each request, such as '{"max_tokens": 64}'
+    /// More fields of each request, such as '{"max_tokens": 64}', in place of its own
     #[arg(long, value_name = "JSON")]
     body: Option<String>,
     /// Files of a folder to read: those with this name, such as train or test [default: train, if there is such a file]

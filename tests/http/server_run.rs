@@ -95,19 +95,22 @@ fn every_line_is_answered_once() {
     let warm = json!({ "custom_id": "warm", "method": "POST", "url": "/v1/completions",
         "body": { "prompt": "Paid", "temperature": "warm" } });
     let (plain, first) = (json!({ "prompt": "Paid on the 3rd of March, 2024" }), lines(1));
-    let content = format!("{plain}\n\n{{\n{good}{once}\n{first}{warm}\n");
+    let other = json!({ "custom_id": "other", "method": "POST", "url": "/v1/messages",
+        "body": { "model": "none", "max_tokens": 3, "messages": [{ "role": "user", "content": "x" }] } });
+    let content = format!("{plain}\n\n{{\n{good}{once}\n{first}{warm}\n{other}\n");
     fs::write(&input, &content).unwrap();
     let run = service.run(&input, &output);
     assert_eq!(run.status.code(), Some(2), "{}", said(&run));
     let summary: Value = serde_json::from_slice(&run.stdout).unwrap();
     assert_eq!(
         (&summary["lines"], &summary["completed"], &summary["failed"]),
-        (&json!(35), &json!(32), &json!(3))
+        (&json!(36), &json!(32), &json!(4))
     );
     assert!(summary["tokens"].as_u64().unwrap() > 0);
     let answers = read(&output);
     let text = |line: &Value| line["response"]["body"]["choices"][0]["message"]["content"].clone();
-    assert_eq!((answers.len(), text(&answers[0])), (35, json!("2024-03-03")));
+    assert_eq!((answers.len(), text(&answers[0])), (36, json!("2024-03-03")));
+    assert!(summary["prompt_tokens"].as_u64().unwrap() > 0, "{summary}");
     assert_eq!(answers[0]["custom_id"], "line-1", "output has the input order");
     let error = |line: &Value| (line["error"]["code"].clone(), line["error"]["line"].clone());
     assert_eq!(error(&answers[1]), (json!("invalid_json"), json!(3)));
@@ -115,6 +118,15 @@ fn every_line_is_answered_once() {
     assert_eq!(answers[32]["response"]["body"]["object"], "text_completion");
     assert_eq!(error(&answers[33]), (json!("duplicate_custom_id"), json!(35)));
     assert_eq!(answers[34]["response"]["body"]["error"]["param"], "temperature");
+    let unserved = &answers[35]["response"];
+    assert_eq!(
+        (&unserved["status_code"], &answers[35]["custom_id"]),
+        (&json!(404), &json!("other"))
+    );
+    assert_eq!(
+        unserved["body"]["error"]["type"], "not_found_error",
+        "it has the shape of messages"
+    );
     assert_eq!(service.count("/v1/batches"), 2, "one batch for each endpoint");
 
     // A second run sends nothing and restores a changed output.

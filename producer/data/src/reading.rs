@@ -77,7 +77,7 @@ impl Reader<'_> {
             let place = format!("{} row {row}", file.name);
             let request = match found {
                 Row::Values(values) if takes_requests && is_request(&values) => {
-                    Request { line: Value::Object(values), carried: Map::new() }
+                    Request { line: columns.told_request(values), carried: Map::new() }
                 }
                 found => columns.request(found, *count, &place),
             };

@@ -44,7 +44,7 @@ pub struct Columns {
     pub id: Option<String>,
     /// The endpoint.
     pub endpoint: EndpointOfRows,
-    /// More fields of each request.
+    /// More fields of each request, in place of its own.
     pub body: Map<String, Value>,
 }
 
@@ -98,6 +98,14 @@ impl Columns {
             ),
             _ => Ok(()),
         }
+    }
+
+    /// Returns a row that is a line of a batch already, with the fields that every request gets.
+    pub(crate) fn told_request(&self, mut line: Map<String, Value>) -> Value {
+        if let Some(Value::Object(body)) = line.get_mut("body") {
+            body.extend(self.body.clone());
+        }
+        Value::Object(line)
     }
 
     /// Returns the line of a row. `number` counts the rows of all files, `place` names the row in messages.
@@ -227,6 +235,17 @@ mod tests {
         assert_eq!(request["body"]["messages"], json!([{ "role": "user", "content": "x" }]));
         let (request, _) = line(&chat, json!({ "messages": "[{\"role\": \"user\"}]" }));
         assert_eq!(request["body"]["messages"], json!([{ "role": "user" }]));
+    }
+
+    #[test]
+    fn line_of_a_batch_gets_the_fields_of_every_request() {
+        let body = Map::from_iter([("max_tokens".to_owned(), json!(1))]);
+        let told = Columns { body, ..columns(None, None, EndpointOfRows::Chat) };
+        let line = json!({ "custom_id": "a", "url": "/v1/messages", "body": { "max_tokens": 9, "top_k": 2 } });
+        let Value::Object(fields) = line.clone() else { panic!("an object") };
+        let made = told.told_request(fields);
+        assert_eq!(made["body"], json!({ "max_tokens": 1, "top_k": 2 }));
+        assert_eq!((&made["custom_id"], &made["url"]), (&line["custom_id"], &line["url"]));
     }
 
     #[test]

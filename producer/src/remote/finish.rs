@@ -15,6 +15,7 @@ use super::{
     run::RemoteRun,
     state::{PartResult, Written},
     terms::{RemoteRunError, RemoteUpdate},
+    unserved::refuse,
 };
 use crate::{
     batch_file::{BatchFileError, Target, remove_file, rename_to_old, with_suffix},
@@ -108,6 +109,12 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
     /// Downloads answers and errors and writes the output.
     pub(super) async fn write(mut self) -> Result<BatchProgress, RemoteRunError> {
         for index in 0..self.state.parts.len() {
+            if self.state.parts[index].batch.is_none() {
+                let folder = self.folder.clone();
+                let refused = spawn_blocking(move || refuse(&folder, index)).await;
+                refused.map_err(io::Error::other).flatten().map_err(self.failed())?;
+                continue;
+            }
             let PartResult { output, errors, .. } =
                 self.state.parts[index].result.clone().unwrap_or_default();
             for (file, what) in [(output, "output"), (errors, "errors")] {

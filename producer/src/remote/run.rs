@@ -22,7 +22,7 @@ use super::{
     answers::RemoteError,
     api::{Api, NewBatch},
     split::{Split, SplitFailure, split},
-    state::{Folder, Part, State, Written},
+    state::{Folder, Part, PartResult, State, Written},
     terms::{RemoteRunError, RemoteSettings, RemoteUpdate},
 };
 use crate::{
@@ -74,7 +74,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
             return Ok(run.progress);
         }
         run.check_models().await?;
-        while run.state.parts.iter().any(|part| part.batch.is_none()) {
+        while run.state.parts.iter().any(Part::is_unsent) {
             for index in 0..run.state.parts.len() {
                 run.submit(index).await?;
             }
@@ -169,22 +169,24 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         true
     }
 
-    /// Checks that the server has the model of the run, or one that lines name: it answers lines with another model with an error
-    /// each. This is the first call: a bad URL or key shows here.
+    /// Checks that the server has the model of the run, or one that lines name. Lines with another model have an error each. This is
+    /// the first call: a bad URL or key shows here.
     async fn check_models(&mut self) -> Result<(), RemoteRunError> {
         let served = self.api.models().await?;
-        let parts = &self.state.parts;
-        let is_missing = |part: &&Part| part.batch.is_none() && !served.contains(&part.model);
-        let is_own = |part: &&Part| part.model == self.settings.model;
-        let first = parts.iter().filter(is_missing).find(is_own);
-        let all = parts.iter().all(|part| is_missing(&part)).then(|| parts.first()).flatten();
-        match first.or(all) {
-            None => Ok(()),
-            Some(part) => Err(RemoteRunError::NotServed {
+        let is_missing = |part: &Part| part.is_unsent() && !served.contains(&part.model);
+        let parts = &mut self.state.parts;
+        let own = parts.iter().find(|part| part.model == self.settings.model && is_missing(part));
+        let all = parts.first().filter(|_| parts.iter().all(is_missing));
+        if let Some(part) = own.or(all) {
+            return Err(RemoteRunError::NotServed {
                 model: part.model.clone(),
                 served: if served.is_empty() { "none".to_owned() } else { served.join(", ") },
-            }),
+            });
         }
+        for part in parts.iter_mut().filter(|part| is_missing(part)) {
+            part.result = Some(PartResult { failed: part.lines, ..PartResult::default() });
+        }
+        self.save()
     }
 
     /// Repeats a call until it succeeds or fails with a permanent error.
@@ -214,7 +216,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
 
     /// Uploads a part and creates its batch, unless that is done.
     async fn submit(&mut self, index: usize) -> Result<(), RemoteRunError> {
-        if self.state.parts[index].batch.is_some() {
+        if !self.state.parts[index].is_unsent() {
             return Ok(());
         }
         let file = match self.state.parts[index].file.clone() {

@@ -46,7 +46,14 @@ pub(super) struct Part {
     pub result: Option<PartResult>,
 }
 
-/// Result of a finished batch.
+impl Part {
+    /// Returns whether it has neither a batch nor, without one, errors of all its lines.
+    pub fn is_unsent(&self) -> bool {
+        self.batch.is_none() && self.result.is_none()
+    }
+}
+
+/// Result of a finished batch, or of lines that were not sent.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct PartResult {
     /// Id of the file of answers.

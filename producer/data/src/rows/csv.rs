@@ -30,6 +30,7 @@ struct Bounded {
     file: Box<dyn Read + Send>,
     left: u64,
     delimiter: u8,
+    is_first: bool,
     place: Place,
 }
 
@@ -61,9 +62,13 @@ impl Place {
 impl Read for Bounded {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(buffer)?;
-        let place = buffer[..read]
-            .iter()
-            .fold(self.place, |place, byte| place.after(*byte, self.delimiter));
+        let mut bytes = &buffer[..read];
+        if self.is_first {
+            // The parser leaves the mark out, too.
+            bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+            self.is_first = read == 0;
+        }
+        let place = bytes.iter().fold(self.place, |place, byte| place.after(*byte, self.delimiter));
         if read == 0 && place == Place::Quoted {
             let problem = "a quote is not closed at the end of the file";
             return Err(io::Error::other(problem));
@@ -87,8 +92,13 @@ impl CsvRows {
         content: Box<dyn Read + Send>,
         delimiter: u8,
     ) -> Result<Self, DataError> {
-        let bounded =
-            Bounded { file: content, left: ROW_BYTES_MAX, delimiter, place: Place::Begin };
+        let bounded = Bounded {
+            file: content,
+            left: ROW_BYTES_MAX,
+            delimiter,
+            is_first: true,
+            place: Place::Begin,
+        };
         let reader = csv::ReaderBuilder::new()
             .delimiter(delimiter)
             .flexible(true)
@@ -202,9 +212,13 @@ mod tests {
             error.contains("a quote is not closed") && error.contains("after row 1"),
             "{error}"
         );
-        for fine in
-            ["prompt\n5\" pipe\n", "prompt\n\"a\"\"b\"\n", "prompt\n\"a\"", "prompt\n\"a\" b\"\n"]
-        {
+        for fine in [
+            "prompt\n5\" pipe\n",
+            "prompt\n\"a\"\"b\"\n",
+            "prompt\n\"a\"",
+            "prompt\n\"a\" b\"\n",
+            "\u{feff}\"prompt\n\",b\n1,2\n",
+        ] {
             assert_eq!(rows(fine.as_bytes()).expect("readable").len(), 1, "{fine}");
         }
     }
