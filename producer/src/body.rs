@@ -486,11 +486,6 @@ fn chat_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldEr
         return Err(FieldError::new("top_logprobs", "invalid_value", "needs logprobs to be true"));
     }
     sampling.logprobs = wanted.then_some(top.unwrap_or(0));
-    if fields.has("web_search_options") {
-        // Even without options it asks for a search.
-        let problem = "is not supported";
-        return Err(FieldError::new("web_search_options", "unknown_parameter", problem));
-    }
     // A guess of the answer, which would save time only.
     if let Some(guess) = fields.take("prediction")
         && !guess.is_object()

@@ -157,7 +157,7 @@ fn bad_body_is_a_400_that_names_the_parameter() {
         ("max_tokens", json!(-1)),
         ("max_tokens", json!(1_000_000_000_000_u64)),
         ("max_completion_tokens", json!(0)),
-        ("web_search_options", json!({})),
+        ("web_search_options", json!({ "search_context_size": "low" })),
         ("prediction", json!("a guess")),
         ("stream", json!(true)),
         ("stop", json!(7)),
