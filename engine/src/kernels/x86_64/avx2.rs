@@ -9,7 +9,10 @@ use std::{arch::x86_64::*, ops::Range};
 
 use half::f16;
 
-use super::groups::{self, GroupWork, Join, enabled_groups};
+use super::{
+    groups::{self, GroupWork, Join, enabled_groups},
+    many_groups::{self, ManyGroups, ManyJoin, enabled_many_groups},
+};
 use crate::{
     formats::{
         i2_s::I2S,
@@ -156,6 +159,7 @@ impl Vectors for Avx2 {
 }
 
 enabled_groups!(Avx2, "avx2,fma,f16c", groups_avx2);
+enabled_many_groups!(Avx2, "avx2,fma,f16c", many_groups_avx2);
 
 /// Implements [`Join`]; `$groups` is [`groups::rows_by_groups`] with the features enabled.
 macro_rules! join_256 {
@@ -238,6 +242,44 @@ macro_rules! join_256 {
 }
 
 join_256!(Avx2, groups_avx2);
+
+/// Implements [`ManyJoin`], with codes expanded once for `$from` rows or more; `$many` is [`many_groups::rows_by_tiles`] with
+/// the features enabled.
+macro_rules! many_join_256 {
+    ($vectors:ty, $many:ident, $from:expr) => {
+        impl ManyJoin for $vectors {
+            const MANY: [(usize, usize); 2] = [(6, 1), (3, 1)];
+            const MANY_GROUP_ROWS_MIN: [usize; 2] = $from;
+
+            unsafe fn run_many_groups(
+                many: ManyGroups<Self>,
+                rows: usize,
+                digits: usize,
+                tiles: usize,
+            ) {
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    match (rows, digits, tiles) {
+                        (1, 1, 1) => $many::<1, 1, 1>(many),
+                        (2, 1, 1) => $many::<2, 1, 1>(many),
+                        (3, 1, 1) => $many::<3, 1, 1>(many),
+                        (4, 1, 1) => $many::<4, 1, 1>(many),
+                        (5, 1, 1) => $many::<5, 1, 1>(many),
+                        (6, 1, 1) => $many::<6, 1, 1>(many),
+                        (1, 2, 1) => $many::<1, 2, 1>(many),
+                        (2, 2, 1) => $many::<2, 2, 1>(many),
+                        (3, 2, 1) => $many::<3, 2, 1>(many),
+                        _ => unreachable!(
+                            "{rows} rows of {digits} digits and {tiles} tiles in a set"
+                        ),
+                    }
+                }
+            }
+        }
+    };
+}
+
+many_join_256!(Avx2, many_groups_avx2, [16, 8]);
 
 /// Half `half` of the 64 bytes of indices of the block at `place`.
 #[inline(always)]

@@ -161,7 +161,8 @@ pub(super) unsafe fn rows_by_tiles<
 >(
     many: ManyGroups<T>,
 ) {
-    const { assert!(T::ACCUMULATE_MAX == usize::MAX) };
+    // Sums of 16-bit pairs have no room for the row's sum, which is then subtracted at the end of a group.
+    let is_wide = const { T::ACCUMULATE_MAX == usize::MAX };
     // No closures: they would lack the instruction set.
     // SAFETY: `gemm` took the pointers from slices with the rows, tiles and scales, and wrote the codes.
     unsafe {
@@ -171,10 +172,12 @@ pub(super) unsafe fn rows_by_tiles<
         }
         for group in 0..many.groups {
             let mut sums = [[[T::zero(); TILES]; D]; R];
-            // The codes are trits plus 1, so the sum of the row's integers is subtracted: first, which costs nothing.
+            // The codes are trits plus 1, so the sum of the row's integers is subtracted.
             for row in 0..R {
-                let sum = *many.sums.add(row * many.row_groups + group);
-                sums[row][D - 1] = [T::splat(-sum); TILES];
+                if is_wide {
+                    let sum = *many.sums.add(row * many.row_groups + group);
+                    sums[row][D - 1] = [T::splat(-sum); TILES];
+                }
             }
             let mut at = 0;
             while at < many.vectors {
@@ -207,8 +210,13 @@ pub(super) unsafe fn rows_by_tiles<
                 let scales = T::load_scales(many.tile_scales.add(of_tile));
                 for row in 0..R {
                     let mut total = sums[row][D - 1][tile];
+                    if !is_wide {
+                        let sum = *many.sums.add(row * many.row_groups + group);
+                        total = T::add_widened(T::splat(-sum), total);
+                    }
                     if D == 2 {
-                        total = T::add(total, T::shifted(sums[row][0][tile]));
+                        let high = T::add_widened(T::zero(), sums[row][0][tile]);
+                        total = T::add(total, T::shifted(high));
                     }
                     let to = many.y.add(row * many.y_stride + tile * TILE_ROWS);
                     let is_first = many.first && group == 0;

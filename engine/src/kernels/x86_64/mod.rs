@@ -65,7 +65,7 @@ pub(super) unsafe fn gemm_groups(path: Path, product: GroupProduct<'_>) {
     unsafe {
         with_layout!(product.format, L => match path {
             Path::Scalar => super::scalar::gemm_groups(product),
-            Path::Avx2 => groups::gemm::<Avx2, L>(product),
+            Path::Avx2 => many_groups::gemm::<Avx2, L>(product),
             Path::AvxVnni => many_groups::gemm::<AvxVnni, L>(product),
             Path::Avx512 => groups::gemm::<Bw, L>(product),
             Path::Avx512Vnni => groups::gemm::<Vnni, L>(product),

@@ -4,10 +4,7 @@
 //! `vpdpbusd` adds four products to an int32 lane, exactly, as in [`avx512`](super::super::avx512). Sixteen registers hold the
 //! sums of six rows of a tile, its codes and a broadcast.
 
-use super::{
-    super::many_groups::{self, ManyGroups, ManyJoin, enabled_many_groups},
-    *,
-};
+use super::*;
 
 /// AVX2 with VNNI.
 pub(in super::super) struct AvxVnni;
@@ -73,26 +70,4 @@ expand_256!(AvxVnni);
 enabled_groups!(AvxVnni, "avx2,fma,f16c,avxvnni", groups_vnni);
 enabled_many_groups!(AvxVnni, "avx2,fma,f16c,avxvnni", many_groups_vnni);
 join_256!(AvxVnni, groups_vnni);
-
-impl ManyJoin for AvxVnni {
-    const MANY: [(usize, usize); 2] = [(6, 1), (3, 1)];
-    const MANY_GROUP_ROWS_MIN: [usize; 2] = [8, 4];
-
-    unsafe fn run_many_groups(many: ManyGroups<Self>, rows: usize, digits: usize, tiles: usize) {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            match (rows, digits, tiles) {
-                (1, 1, 1) => many_groups_vnni::<1, 1, 1>(many),
-                (2, 1, 1) => many_groups_vnni::<2, 1, 1>(many),
-                (3, 1, 1) => many_groups_vnni::<3, 1, 1>(many),
-                (4, 1, 1) => many_groups_vnni::<4, 1, 1>(many),
-                (5, 1, 1) => many_groups_vnni::<5, 1, 1>(many),
-                (6, 1, 1) => many_groups_vnni::<6, 1, 1>(many),
-                (1, 2, 1) => many_groups_vnni::<1, 2, 1>(many),
-                (2, 2, 1) => many_groups_vnni::<2, 2, 1>(many),
-                (3, 2, 1) => many_groups_vnni::<3, 2, 1>(many),
-                _ => unreachable!("{rows} rows of {digits} digits and {tiles} tiles in a set"),
-            }
-        }
-    }
-}
+many_join_256!(AvxVnni, many_groups_vnni, [8, 4]);
