@@ -15,22 +15,40 @@
 //! A key is an option's long name. Flags come first, then the environment (an option's own variable
 //! or `TRITMILL_` and its name in capitals), then the file, then defaults. The file is
 //! `TRITMILL_CONFIG`, or `tritmill.toml` in the current folder if there is one.
+//!
+//! Commands that act on what a service keeps ([`OPERATING`]) name on the command line what they act on: a worker's
+//! `TRITMILL_MODEL` does not select batches, nor a caller's `TRITMILL_KEY` a budget.
 
-use std::{fs, io::ErrorKind, path::Path};
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{self, ErrorKind, Read as _},
+    path::Path,
+};
 
-use anyhow::{Context as _, bail};
-use clap::{Arg, Command};
+use anyhow::{Context as _, bail, ensure};
+use clap::{
+    ArgAction, Command,
+    error::{ContextKind, ContextValue},
+};
 use toml::{Table, Value};
 
 const FILE: &str = "tritmill.toml";
 const FILE_VARIABLE: &str = "TRITMILL_CONFIG";
+/// Most bytes of the file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Commands that take only the options of [`SERVICE`] from the environment and from the file's top level.
+const OPERATING: [&str; 9] =
+    ["batches", "cancel", "costs", "dlq", "keys", "queue", "results", "tenants", "watch"];
+/// Options that say where the service is.
+const SERVICE: [&str; 3] = ["database", "redis", "store"];
 
 /// Returns the command with the settings of the environment and the file as defaults.
 pub fn apply(command: Command) -> anyhow::Result<Command> {
-    let command = with_variables(command);
+    let command = with_variables(command, false);
     let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
     let path = Path::new(named.as_deref().unwrap_or(FILE.as_ref()));
-    let text = match fs::read_to_string(path) {
+    let text = match read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound && named.is_none() => return Ok(command),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
@@ -38,15 +56,59 @@ pub fn apply(command: Command) -> anyhow::Result<Command> {
     with_file(command, &text).with_context(|| path.display().to_string())
 }
 
-/// Gives an environment variable to every option without one.
-fn with_variables(command: Command) -> Command {
+/// Returns whether a command is one of [`OPERATING`], or below one.
+fn is_operating(command: &Command, is_parent: bool) -> bool {
+    is_parent || OPERATING.contains(&command.get_name())
+}
+
+/// Reads the file, of at most [`FILE_BYTES_MAX`].
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        let message = format!("more than {FILE_BYTES_MAX} bytes");
+        return Err(io::Error::new(ErrorKind::FileTooLarge, message));
+    }
+    Ok(text)
+}
+
+/// Returns where the value that a command line was refused for comes from, if from elsewhere.
+pub fn origin(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    // Such as `--slots <NUMBER>`.
+    let option = option.split_whitespace().next().filter(|option| option.starts_with("--"))?;
+    let is_option = |argument: OsString| {
+        argument.to_str().is_some_and(|text| text.split('=').next() == Some(option))
+    };
+    if std::env::args_os().any(is_option) {
+        return None;
+    }
+    let variable = variable_of(option.trim_start_matches('-'));
+    if std::env::var_os(&variable).is_some() {
+        return Some(format!("the variable {variable}"));
+    }
+    let named = std::env::var(FILE_VARIABLE).unwrap_or_else(|_| FILE.to_owned());
+    Path::new(&named).exists().then_some(named)
+}
+
+/// Returns the variable of an option without one of its own.
+fn variable_of(long: &str) -> String {
+    format!("TRITMILL_{}", long.to_uppercase().replace('-', "_"))
+}
+
+/// Gives an environment variable to every option without one, if the command takes it from there.
+fn with_variables(command: Command, is_parent: bool) -> Command {
+    let is_operating = is_operating(&command, is_parent);
     let command = command.mut_args(|arg| match arg.get_long() {
         // An empty variable is one that is not set.
         _ if arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty()) => {
             arg.env(None::<&str>)
         }
+        Some(long) if is_operating && !SERVICE.contains(&long) => arg,
         Some(long) if arg.get_env().is_none() && !matches!(long, "help" | "version") => {
-            let name = format!("TRITMILL_{}", long.to_uppercase().replace('-', "_"));
+            let name = variable_of(long);
             match std::env::var_os(&name).is_some_and(|value| value.is_empty()) {
                 true => arg,
                 false => arg.env(name).hide_env(true),
@@ -54,7 +116,7 @@ fn with_variables(command: Command) -> Command {
         }
         _ => arg,
     });
-    command.mut_subcommands(with_variables)
+    command.mut_subcommands(|sub| with_variables(sub, is_operating))
 }
 
 /// Makes the settings of the file defaults of their options.
@@ -73,7 +135,12 @@ fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Com
     for (key, value) in keys {
         let values = texts(&value).with_context(|| format!("option `{key}` {place}"))?;
         let found;
-        (command, found) = with_default(command, &key, &values);
+        if values.is_empty() {
+            bail!("option `{key}` {place}: a list without values");
+        }
+        let spares_operating = name.is_empty() && !SERVICE.contains(&key.as_str());
+        (command, found) = with_default(command, &key, &values, spares_operating)
+            .with_context(|| format!("option `{key}` {place}"))?;
         if !found {
             bail!("unknown option `{key}` {place}");
         }
@@ -90,12 +157,25 @@ fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Com
     Ok(command)
 }
 
-/// Sets an option's default in the command and its subcommands. Returns false if none has the option.
-fn with_default(mut command: Command, long: &str, values: &[String]) -> (Command, bool) {
-    let id = command.get_arguments().find(|arg| arg.get_long() == Some(long)).map(Arg::get_id);
+/// Sets an option's default in the command and its subcommands, without those of [`OPERATING`] if `spares_operating`. Returns
+/// false if none has the option.
+fn with_default(
+    mut command: Command,
+    long: &str,
+    values: &[String],
+    spares_operating: bool,
+) -> anyhow::Result<(Command, bool)> {
+    if spares_operating && is_operating(&command, false) {
+        return Ok((command, false));
+    }
+    let arg = command.get_arguments().find(|arg| arg.get_long() == Some(long));
     let mut found = false;
-    if let Some(id) = id.cloned() {
+    if let Some(arg) = arg {
+        let takes_several =
+            matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some();
+        ensure!(values.len() == 1 || takes_several, "a list, where one value is expected");
         found = true;
+        let id = arg.get_id().clone();
         command = command.mut_arg(id.as_str(), |arg| {
             let arg = arg.default_values(values.to_vec()).required(false);
             // Not shown in help: URLs contain passwords.
@@ -106,13 +186,12 @@ fn with_default(mut command: Command, long: &str, values: &[String]) -> (Command
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
-        command = command.mut_subcommand(name, |sub| {
-            let (sub, below) = with_default(sub, long, values);
-            found |= below;
-            sub
-        });
+        let Some(sub) = command.find_subcommand(&name).cloned() else { continue };
+        let (sub, below) = with_default(sub, long, values, spares_operating)?;
+        found |= below;
+        command = command.mut_subcommand(name, |_| sub);
     }
-    (command, found)
+    Ok((command, found))
 }
 
 /// Returns a value as on the command line; a list as several values.
@@ -129,7 +208,7 @@ fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{ArgAction, value_parser};
+    use clap::{Arg, value_parser};
 
     use super::*;
 
@@ -146,7 +225,7 @@ mod tests {
     }
 
     fn slots(text: &str, arguments: &[&str]) -> u32 {
-        let command = with_file(with_variables(command()), text).expect("a good file");
+        let command = with_file(with_variables(command(), false), text).expect("a good file");
         let all = ["test", "run", "--redis", "r"].iter().chain(arguments);
         let matches = command.try_get_matches_from(all).expect("good arguments");
         let (_, run) = matches.subcommand().expect("there is one");
@@ -181,11 +260,45 @@ mod tests {
     }
 
     #[test]
+    fn commands_that_act_on_a_service_take_only_its_address_from_elsewhere() {
+        let option = |name| Arg::new(name).long(name);
+        let costs = Command::new("costs")
+            .subcommand(Command::new("budget").arg(option("key")).arg(option("database")));
+        let run = Command::new("run").arg(option("key"));
+        let all = Command::new("test").subcommands([costs, run]);
+        let variables = with_variables(all.clone(), false);
+        let variable = |path: &[&str], name: &str| {
+            let command =
+                path.iter().fold(&variables, |c, sub| c.find_subcommand(sub).expect("it is there"));
+            let mut arguments = command.get_arguments();
+            let option = arguments.find(|arg| arg.get_long() == Some(name)).expect("it is there");
+            option.get_env().map(|name| name.to_str().expect("UTF-8").to_owned())
+        };
+        assert_eq!(variable(&["run"], "key").as_deref(), Some("TRITMILL_KEY"));
+        assert_eq!(variable(&["costs", "budget"], "key"), None);
+        let database = variable(&["costs", "budget"], "database");
+        assert_eq!(database.as_deref(), Some("TRITMILL_DATABASE"));
+        let budget = |text: &str| {
+            let command = with_file(all.clone(), text).expect("a good file");
+            let matches = command.get_matches_from(["test", "costs", "budget"]);
+            let costs = matches.subcommand().expect("there is one").1;
+            let budget = costs.subcommand().expect("there is one").1;
+            ["key", "database"].map(|name| budget.get_one::<String>(name).cloned())
+        };
+        assert_eq!(budget("key = 'k'\ndatabase = 'd'"), [None, Some("d".to_owned())]);
+        let own = budget("[costs.budget]\nkey = 'k'");
+        assert_eq!(own, [Some("k".to_owned()), None], "its own section names it");
+    }
+
+    #[test]
     fn unknown_options_and_commands_are_named() {
         let fault = |text| format!("{:#}", with_file(command(), text).expect_err("a bad file"));
         assert_eq!(fault("slotz = 3"), "unknown option `slotz` at top level");
         assert_eq!(fault("[run]\ndepth = 3"), "unknown option `depth` in [run]");
         assert_eq!(fault("[runn]\nslots = 3"), "unknown command [runn]");
+        let several = "option `slots` in [run]: a list, where one value is expected";
+        assert_eq!(fault("[run]\nslots = [3, 4]"), several);
+        assert_eq!(fault("slots = []"), "option `slots` at top level: a list without values");
         assert!(fault("redis = 2020-01-01").starts_with("option `redis` at top level: expected"));
         assert!(
             fault("[run]\nslots = = 3").starts_with("line 2: "),
