@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
@@ -91,7 +91,12 @@ pub struct TlsOptions {
 impl TlsOptions {
     /// Reads the certificate, if one is given.
     pub fn tls(&self) -> anyhow::Result<Option<Tls>> {
-        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let (cert, key) = match (&self.tls_cert, &self.tls_key) {
+            (None, None) => return Ok(None),
+            (Some(cert), Some(key)) => (cert, key),
+            // In the settings file, where nothing else checks it.
+            _ => bail!("--tls-cert and --tls-key need each other"),
+        };
         let tls = Tls::from_files(cert, key);
         let tls = tls.with_context(|| format!("cannot serve TLS with {}", cert.display()))?;
         Ok(Some(tls))
@@ -102,7 +107,7 @@ impl TlsOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP API")]
 pub struct FirstKeyOption {
-    /// File for the first key, which only its owner can read [default: tritmill-first-key; without servers, beside --store]
+    /// File for the first key, which only its owner can read [default: tritmill-first-key; without servers, beside the SQLite file]
     #[arg(long, value_name = "FILE")]
     first_key_file: Option<PathBuf>,
 }
@@ -365,11 +370,11 @@ impl Running {
                 Some(file) => format!("it is in {}, too", file.display()),
                 None => "it is not shown again".to_owned(),
             };
-            eprintln!("the first key, with the role operate; {also}:");
+            note!("the first key, with the role operate; {also}:");
             output::line(secret.reveal())?;
         }
         let Self { url, .. } = self;
-        eprintln!("admin serves {url}/v1, and a dashboard at {url}/");
+        note!("admin serves {url}/v1, and a dashboard at {url}/");
         Ok(())
     }
 
@@ -478,7 +483,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             running.announce()?;
         }
         signals.next().await;
-        eprintln!("stopping: running requests finish first; signal again to stop at once");
+        note!("stopping: running requests finish first; signal again to stop at once");
         tokio::select! {
             () = running.stop() => {}
             () = signals.next() => {}

@@ -53,8 +53,8 @@ pub struct TierArguments {
     /// separated by commas. The network between them must be trusted
     #[arg(long, value_name = "URLS", value_delimiter = ',', requires = "kv_peer_key")]
     pub kv_peers: Vec<String>,
-    /// Secret of all workers that read each other's folders: blocks from a worker that knows it are used. With it,
-    /// this worker serves its --kv-cache-dir at --listen
+    /// Secret of all workers that read each other's folders: blocks from a worker that knows it are used. A worker with
+    /// it serves its --kv-cache-dir to the others
     #[arg(
         long,
         value_name = "SECRET",
@@ -95,9 +95,10 @@ impl TierArguments {
     }
 
     fn peers(&self) -> anyhow::Result<Option<Box<dyn RemoteBlocks>>> {
-        let Some(key) = self.kv_peer_key.as_deref().filter(|_| !self.kv_peers.is_empty()) else {
+        if self.kv_peers.is_empty() {
             return Ok(None);
-        };
+        }
+        let key = self.kv_peer_key.as_deref().context("--kv-peers needs --kv-peer-key")?;
         let mut peers = Vec::new();
         for url in &self.kv_peers {
             check_target(url, AddressPolicy::Any).with_context(|| format!("--kv-peers {url}"))?;

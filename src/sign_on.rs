@@ -1,6 +1,6 @@
 //! Options of the single sign-on for the dashboard.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::Args;
 use tritmill_admin::{SignOnRule, SignOnSettings, SingleSignOn, Site};
 use tritmill_client::Tenant;
@@ -34,11 +34,16 @@ pub struct SignOnOptions {
 impl SignOnOptions {
     /// Returns the single sign-on of a site, if there is one.
     pub fn sign_on(&self, site: &Site) -> anyhow::Result<Option<SingleSignOn>> {
-        let (Some(issuer), Some(client_id), Some(public_url)) =
-            (&self.oidc_issuer, &self.oidc_client_id, &site.public_url)
-        else {
+        // Settings of the file are checked here alone.
+        let Some(issuer) = &self.oidc_issuer else {
+            let has_more = self.oidc_client_id.is_some() || self.oidc_client_secret.is_some();
+            ensure!(!has_more && self.oidc_allow.is_empty(), "single sign-on needs --oidc-issuer");
             return Ok(None);
         };
+        let client_id = self.oidc_client_id.as_ref();
+        let client_id = client_id.context("--oidc-issuer needs --oidc-client-id")?;
+        let public_url = site.public_url.as_ref().context("--oidc-issuer needs --public-url")?;
+        ensure!(!self.oidc_allow.is_empty(), "--oidc-issuer needs --oidc-allow");
         let settings = SignOnSettings {
             issuer: issuer.clone(),
             client_id: client_id.clone(),
