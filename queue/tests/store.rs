@@ -114,6 +114,20 @@ async fn handing_everything_back_costs_no_attempt() {
 }
 
 #[tokio::test]
+async fn database_of_another_program_is_refused_and_stays_as_it_is() {
+    use sqlx::Connection as _;
+    let fixture = Sqlite::create();
+    let url = format!("sqlite:{}?mode=rwc", fixture.path().display());
+    let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    sqlx::query("CREATE TABLE jobs (id INTEGER)").execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    let before = std::fs::read(fixture.path()).unwrap();
+    let refused = SqliteStore::open(&fixture.path()).await.unwrap_err().to_string();
+    assert!(refused.contains("a database of another program"), "{refused}");
+    assert_eq!(std::fs::read(fixture.path()).unwrap(), before);
+}
+
+#[tokio::test]
 async fn unreadable_job_does_not_stop_its_neighbours() {
     use sqlx::Connection as _;
     use tritmill_queue::{Claimant, JobState, Store};

@@ -25,7 +25,7 @@ pub use lines::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine};
 pub use sql::{calls, rows};
 use sql::{calls::query, classes, history, queue_settings, tenants};
 use sqlx::{
-    Sqlite, SqlitePool, SqliteTransaction,
+    ConnectOptions as _, Connection as _, Row as _, Sqlite, SqlitePool, SqliteTransaction,
     pool::PoolConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
@@ -68,6 +68,7 @@ impl SqliteStore {
     /// # Errors
     /// As [`open`](Self::open).
     pub async fn open_with_clock(path: &Path, clock: Clock) -> Result<Self, StoreError> {
+        refuse_foreign(path).await?;
         keep_private(path).map_err(sqlx::Error::Io)?;
         let options = SqliteConnectOptions::new()
             .filename(path)
@@ -153,6 +154,25 @@ impl SqliteStore {
     /// Returns the time in milliseconds.
     pub fn clock_parameter(&self) -> i64 {
         self.now().0
+    }
+}
+
+/// Refuses a file with tables that no migration of this store made, and leaves it as it is.
+async fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
+    if !path.metadata().is_ok_and(|file| file.len() > 0) {
+        return Ok(());
+    }
+    let mut connection = SqliteConnectOptions::new().filename(path).connect().await?;
+    let found = query(
+        "SELECT count(*) AS tables, coalesce(sum(name = '_sqlx_migrations'), 0) AS ours
+         FROM sqlite_master WHERE type = 'table'",
+    );
+    let found = found.fetch_one(&mut connection).await?;
+    let (tables, ours): (i64, i64) = (found.try_get("tables")?, found.try_get("ours")?);
+    connection.close().await?;
+    match tables > 0 && ours == 0 {
+        true => Err(StoreError::Migrate("the file is a database of another program".into())),
+        false => Ok(()),
     }
 }
 
