@@ -90,3 +90,43 @@ fn lines_go_in_and_out_compressed_and_schemes_are_checked() {
     let unknown = run(folder.path(), None, "ftp://h/in.csv", "out.jsonl", &[]);
     assert!(stderr(&unknown).contains("unknown scheme 'ftp'"), "{}", stderr(&unknown));
 }
+
+#[test]
+fn options_that_would_have_no_effect_are_refused_and_an_empty_archive_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("in.jsonl"), "{\"prompt\": \"hi\"}\n").unwrap();
+    fs::write(folder.path().join("cut.jsonl.gz"), "").unwrap();
+    for (input, more, problem) in [
+        ("in.jsonl", ["--split", "train"], "--split needs a folder as IN"),
+        ("in.jsonl", ["--priority", "low"], "--priority needs --server"),
+        ("in.jsonl", ["--ca", "/nope"], "--ca needs --server"),
+        ("cut.jsonl.gz", ["--endpoint", "chat"], "its content is missing"),
+    ] {
+        let refused = run(folder.path(), None, input, "out.jsonl", &more);
+        assert_eq!(refused.status.code(), Some(1), "{input}: {}", stderr(&refused));
+        assert!(stderr(&refused).contains(problem), "{}", stderr(&refused));
+    }
+    // An endpoint makes rows of plain lines.
+    let more = ["--endpoint", "completions"];
+    let answered = run(folder.path(), None, "in.jsonl", "out.jsonl", &more);
+    assert_eq!(answered.status.code(), Some(0), "{}", stderr(&answered));
+    let answers = fs::read_to_string(folder.path().join("out.jsonl")).unwrap();
+    assert!(answers.contains("\"object\":\"text_completion\""), "{answers}");
+}
+
+#[test]
+fn an_output_that_was_changed_since_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("in.csv"), "prompt\nhi\n").unwrap();
+    let again = || {
+        let output = run(folder.path(), None, "in.csv", "out.csv", &[]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stderr(&output)
+    };
+    again();
+    assert!(!again().contains("is kept as"), "its own output");
+    fs::write(folder.path().join("out.csv"), "notes").unwrap();
+    let said = again();
+    assert!(said.contains("the old output is kept as out.csv.old"), "{said}");
+    assert_eq!(fs::read_to_string(folder.path().join("out.csv.old")).unwrap(), "notes");
+}

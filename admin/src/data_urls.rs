@@ -241,7 +241,13 @@ impl InputUrl {
     /// Names the field that cannot be used.
     pub fn source(&self, endpoint: &str, copy_bytes_max: u64) -> Result<RemoteSource, FieldError> {
         let Stored { format, split, prompt_column, id_column, body } = self.options.0.clone();
-        let columns = |endpoint| Columns { prompt: prompt_column, id: id_column, endpoint, body };
+        let columns = |endpoint| Columns {
+            prompt: prompt_column,
+            id: id_column,
+            endpoint,
+            body,
+            of_lines: false,
+        };
         Ok(RemoteSource {
             address: parse_address(&self.url, INPUT)?,
             format: parse_format(format.as_deref(), &format!("{OPTIONS}.format"))?,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
@@ -20,9 +20,9 @@ pub struct RowOptions {
     /// Column with the custom_id [default: row- and the number of the row]
     #[arg(long, value_name = "COLUMN")]
     id_column: Option<String>,
-    /// Endpoint that answers rows
-    #[arg(long, value_name = "ENDPOINT", default_value = "chat")]
-    endpoint: RowEndpoint,
+    /// Endpoint that answers rows [default: chat]
+    #[arg(long, value_name = "ENDPOINT")]
+    endpoint: Option<RowEndpoint>,
     /// More fields of each request, such as '{"max_tokens": 64}', in place of its own
     #[arg(long, value_name = "JSON")]
     body: Option<String>,
@@ -53,18 +53,26 @@ pub fn settings(args: &BatchRunArgs) -> anyhow::Result<DataSettings> {
         Ok(Some(_)) => bail!("--body must be a JSON object"),
         Err(error) => bail!("--body is not JSON: {error}"),
     };
-    let endpoint = match args.rows.endpoint {
+    let endpoint = match args.rows.endpoint.unwrap_or(RowEndpoint::Chat) {
         RowEndpoint::Chat => EndpointOfRows::Chat,
         RowEndpoint::Completions => EndpointOfRows::Completions,
         RowEndpoint::Embeddings => EndpointOfRows::Embeddings,
     };
+    let of_lines = args.rows.endpoint.is_some();
+    let input = address(&args.input)?;
+    let is_one_file = match &input {
+        Address::Path(path) => !path.is_dir(),
+        Address::Stdio | Address::Http(_) => true,
+        Address::Object { .. } => false,
+    };
+    ensure!(split.is_none() || !is_one_file, "--split needs a folder as IN");
     Ok(DataSettings {
-        input: address(&args.input)?,
+        input,
         output: address(&args.output)?,
         input_format: args.rows.input_format,
         output_format: args.rows.output_format,
         split,
-        columns: Columns { prompt: prompt_column, id: id_column, endpoint, body },
+        columns: Columns { prompt: prompt_column, id: id_column, endpoint, body, of_lines },
         state: args.state.clone(),
         restart: args.restart,
     })
@@ -96,7 +104,7 @@ pub fn open(
 /// Takes the answers to the sink and reports a source that ended in the middle.
 pub fn finish(mut run: DataRun, runtime: &Runtime) -> anyhow::Result<()> {
     if let Some(old) = run.finish(runtime.handle())? {
-        eprintln!("the old output is kept as {}", old.display());
+        note!("the old output is kept as {}", old.display());
     }
     match run.take_ended() {
         None => Ok(()),

@@ -70,7 +70,7 @@ impl Display {
     }
 
     fn notice(&self, notice: &str) {
-        self.bar.suspend(|| eprintln!("note: {notice}"));
+        self.bar.suspend(|| note!("note: {notice}"));
     }
 
     /// Shows the rows read so far of a source that is not a local file of lines.
@@ -117,7 +117,7 @@ impl Display {
     fn line(&mut self, text: impl FnOnce() -> String) {
         if !self.terminal && self.last_line.elapsed() >= LINE_INTERVAL {
             self.last_line = Instant::now();
-            eprintln!("{}", text());
+            note!("{}", text());
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use clap::Args;
 use tokio::runtime::Runtime;
 use tritmill_client::{
@@ -26,12 +26,12 @@ pub struct ServerOptions {
     /// With --server: PEM file of more trusted certificates, besides the system's
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// With --server: time limit of each batch
-    #[arg(long, value_name = "TIME", default_value = "30d")]
-    window: String,
-    /// With --server: priority of the lines
-    #[arg(long, default_value = "normal", value_parser = ["normal", "low"])]
-    priority: String,
+    /// With --server: time limit of each batch [default: 30d]
+    #[arg(long, value_name = "TIME")]
+    window: Option<String>,
+    /// With --server: priority of the lines [default: normal]
+    #[arg(long, value_parser = ["normal", "low"])]
+    priority: Option<String>,
     /// With --server: model of the lines that have not begun after --escalate-after
     #[arg(long, value_name = "MODEL", requires = "escalate_after")]
     escalate_to: Option<String>,
@@ -44,8 +44,15 @@ impl ServerOptions {
     /// Returns URL and key of the server, if one is given.
     pub fn given(&self) -> anyhow::Result<Option<(&str, &str)>> {
         let Some(url) = self.server.as_deref() else {
-            ensure!(self.escalate_to.is_none(), "--escalate-to needs --server");
-            return Ok(None);
+            // A key may be in the environment for other runs.
+            let given = [
+                ("--ca", self.ca.is_some()),
+                ("--window", self.window.is_some()),
+                ("--priority", self.priority.is_some()),
+                ("--escalate-to", self.escalate_to.is_some()),
+            ];
+            let first = given.into_iter().find(|(_, is_given)| *is_given);
+            return first.map_or(Ok(None), |(name, _)| bail!("{name} needs --server"));
         };
         let key = self.key.as_deref().filter(|key| !key.is_empty());
         let key = key.context("--server needs --key (or TRITMILL_KEY)")?;
@@ -75,8 +82,8 @@ pub fn run(
         output: args.output.clone(),
         state: args.state.clone(),
         model: args.name.clone().unwrap_or_else(|| args.model.clone()),
-        window,
-        priority,
+        window: window.unwrap_or_else(|| "30d".to_owned()),
+        priority: priority.unwrap_or_else(|| "normal".to_owned()),
         escalation: escalation.map(|(model, after)| Escalation { model, after }),
         restart: args.restart,
     };
@@ -90,9 +97,7 @@ pub fn run(
     })?;
     display.finish();
     let Some(ended) = ended else {
-        eprintln!(
-            "stopped: the server continues its batches; run the same command to get the answers"
-        );
+        note!("stopped: the server continues its batches; run the same command to get the answers");
         // Returning would wait for a thread that may be reading from a terminal.
         std::process::exit(i32::from(EXIT_INTERRUPTED));
     };

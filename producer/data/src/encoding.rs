@@ -49,10 +49,17 @@ impl Encoding {
 /// Reads a file's content, whatever its encoding.
 ///
 /// # Errors
-/// If it cannot be read, or has an encoding that is not supported.
-pub(crate) fn decoded(mut file: Box<dyn Read + Send>) -> io::Result<Box<dyn Read + Send>> {
+/// If it cannot be read, has an encoding that is not supported, or is empty with the name of a compressed file.
+pub(crate) fn decoded(
+    mut file: Box<dyn Read + Send>,
+    name: &str,
+) -> io::Result<Box<dyn Read + Send>> {
     let mut begin = Vec::with_capacity(6);
     file.by_ref().take(6).read_to_end(&mut begin)?;
+    if begin.is_empty() && Encoding::of_name(name).1 != Encoding::Plain {
+        let problem = "a compressed file is not empty: its content is missing";
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, problem));
+    }
     let encoding = Encoding::of_begin(&begin);
     let unsupported = [
         (&b"\xfd7zXZ\0"[..], "xz"),
@@ -157,7 +164,7 @@ mod tests {
 
     fn read(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
         let mut found = Vec::new();
-        decoded(Box::new(Cursor::new(bytes)))?.read_to_end(&mut found).map(|_| found)
+        decoded(Box::new(Cursor::new(bytes)), "x")?.read_to_end(&mut found).map(|_| found)
     }
 
     #[test]
@@ -167,6 +174,8 @@ mod tests {
             assert_eq!(read(bytes.repeat(2)).expect("whole"), b"hellohello", "{encoding:?}");
         }
         assert_eq!(read(Vec::new()).expect("empty"), b"");
+        let named = decoded(Box::new(Cursor::new(Vec::new())), "lines.jsonl.gz").map(drop);
+        assert_eq!(named.expect_err("cut off").kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Columns {
     pub endpoint: EndpointOfRows,
     /// More fields of each request, in place of its own.
     pub body: Map<String, Value>,
+    /// Whether JSON lines are rows even if nothing else of these was chosen.
+    pub of_lines: bool,
 }
 
 /// A row as a line of a batch.
@@ -60,8 +62,8 @@ pub(crate) struct Request {
 impl Columns {
     /// Whether something of them was chosen, which makes every line a row.
     pub fn are_told(&self) -> bool {
-        let Self { prompt, id, body, .. } = self;
-        prompt.is_some() || id.is_some() || !body.is_empty()
+        let Self { prompt, id, body, of_lines, .. } = self;
+        *of_lines || prompt.is_some() || id.is_some() || !body.is_empty()
     }
 
     /// Returns the line of a row with a short prompt.
@@ -205,7 +207,7 @@ mod tests {
 
     fn columns(prompt: Option<&str>, id: Option<&str>, endpoint: EndpointOfRows) -> Columns {
         let [prompt, id] = [prompt, id].map(|name| name.map(str::to_owned));
-        Columns { prompt, id, endpoint, body: Map::new() }
+        Columns { prompt, id, endpoint, body: Map::new(), of_lines: false }
     }
 
     fn line(columns: &Columns, row: Value) -> (Value, Value) {

@@ -81,7 +81,8 @@ pub(crate) fn content(
     runtime: &Handle,
 ) -> Result<Box<dyn Read + Send>, DataError> {
     let opened = file.open(runtime)?;
-    decoded(opened).map_err(|source| DataError::Read { name: file.name.clone(), source })
+    decoded(opened, &file.name)
+        .map_err(|source| DataError::Read { name: file.name.clone(), source })
 }
 
 fn copied(

@@ -14,6 +14,7 @@ use std::{
     fs::{self, File, TryLockError},
     io::{self, Write as _},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use serde::{Deserialize, Serialize};
@@ -88,7 +89,7 @@ impl DataSettings {
     }
 }
 
-/// Returns whether a file is not compressed. What cannot be read is the run's to report.
+/// Returns whether a file is not compressed: an empty one, if its name does not say that it should be. What cannot be read is the run's to report.
 fn is_plain_file(path: &Path) -> bool {
     use io::Read as _;
     // A pipe can be read only once.
@@ -97,7 +98,11 @@ fn is_plain_file(path: &Path) -> bool {
     }
     let mut begin = Vec::new();
     let read = File::open(path).and_then(|file| file.take(4).read_to_end(&mut begin));
-    read.is_err() || Encoding::of_begin(&begin) == Encoding::Plain
+    let encoding = match begin.is_empty() {
+        true => Encoding::of_name(&path.to_string_lossy()).1,
+        false => Encoding::of_begin(&begin),
+    };
+    read.is_err() || encoding == Encoding::Plain
 }
 
 /// What the files of a run were made of.
@@ -110,6 +115,9 @@ struct Record {
     lines: u64,
     is_whole: bool,
     is_written: bool,
+    /// Length and time of the local file that was written last: another one is not overwritten.
+    #[serde(default)]
+    written: Option<serde_json::Value>,
 }
 
 /// A run over any source and sink. Its folder is locked.
@@ -206,6 +214,14 @@ impl DataRun {
         self.ended.take().map(|ended| (ended, lines))
     }
 
+    /// Returns length and time of the sink, if it is a local file that is there.
+    fn stamp(&self) -> Option<serde_json::Value> {
+        let Address::Path(path) = &self.settings.output else { return None };
+        let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+        let since = found.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(json!([found.len(), since.as_nanos().to_string()]))
+    }
+
     /// Takes the answers to the sink. Returns the new name of a file that was there before.
     ///
     /// # Errors
@@ -217,8 +233,14 @@ impl DataRun {
         let (lines, carried) = (self.output(), self.folder.join("carried.jsonl"));
         let answers = AnswerFiles { lines: &lines, carried: &carried };
         let temporary = self.folder.join("sink");
-        let old = self.sink.write(&answers, runtime, &temporary, !self.record.is_written)?;
-        self.record.is_written = true;
+        let is_ours = self.record.is_written
+            && self
+                .record
+                .written
+                .as_ref()
+                .is_none_or(|written| self.stamp().is_none_or(|now| now == *written));
+        let old = self.sink.write(&answers, runtime, &temporary, !is_ours)?;
+        (self.record.is_written, self.record.written) = (true, self.stamp());
         let failed = |source| DataError::Write { path: self.folder.clone(), source };
         save(&self.folder, &self.record).map_err(failed)?;
         Ok(old)
@@ -244,6 +266,7 @@ fn read(
         return Err(DataError::OtherRun { path: folder.to_owned(), was });
     }
     let is_written = earlier.as_ref().is_some_and(|earlier| earlier.is_written);
+    let written = earlier.as_ref().and_then(|earlier| earlier.written.clone());
     let made_of = made_of(files, columns);
     match earlier {
         Some(was) if was.is_whole && !made_of.is_null() && was.made_of == made_of => {
@@ -254,7 +277,8 @@ fn read(
             let spooled = respool(folder, files, columns, runtime, report, earlier)?;
             let Spooled { lines, ended } = spooled;
             let is_whole = ended.is_none();
-            Ok((Record { input, output, made_of, lines, is_whole, is_written }, ended))
+            let record = Record { input, output, made_of, lines, is_whole, is_written, written };
+            Ok((record, ended))
         }
     }
 }
@@ -338,8 +362,9 @@ fn made_of(files: &[SourceFile], columns: Option<&Columns>) -> serde_json::Value
         files.iter().map(|file| file.version.as_ref().map(|v| [&file.name, v])).collect();
     let Some(known) = known else { return serde_json::Value::Null };
     let how = columns.map(|columns| {
-        let Columns { prompt, id, endpoint, body } = columns;
-        json!([prompt, id, format!("{endpoint:?}"), body])
+        let Columns { prompt, id, endpoint, body, of_lines } = columns;
+        let of_lines = if *of_lines { " of lines" } else { "" };
+        json!([prompt, id, format!("{endpoint:?}{of_lines}"), body])
     });
     json!([known, how])
 }

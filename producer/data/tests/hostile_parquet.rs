@@ -219,6 +219,7 @@ fn read(bytes: &[u8]) -> Result<String, String> {
             id: None,
             endpoint: EndpointOfRows::Chat,
             body: Map::new(),
+            of_lines: false,
         },
         state: None,
         restart: false,

@@ -50,7 +50,7 @@ impl Rig {
             input_format: None,
             output_format: None,
             split: None,
-            columns: Columns { prompt, id, endpoint: EndpointOfRows::Chat, body },
+            columns: Columns { prompt, id, endpoint: EndpointOfRows::Chat, body, of_lines: false },
             state: None,
             restart: false,
         }
