@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::{
     file_content, idempotency,
-    list::{List, ListQuery},
+    list::{FileListQuery, List},
     multipart::{Form, Part},
     schemas::Upload,
 };
@@ -202,14 +202,15 @@ pub(crate) async fn store(
 }
 
 /// Lists the tenant's files.
-#[utoipa::path(get, path = "/v1/files", tag = "files", params(ListQuery),
+#[utoipa::path(get, path = "/v1/files", tag = "files", params(FileListQuery),
     responses((status = 200, description = "The latest first", body = List<File>)))]
 pub(crate) async fn list(
     Call { app, caller }: Call,
-    QueryParams(query): QueryParams<ListQuery>,
+    QueryParams(query): QueryParams<FileListQuery>,
 ) -> JsonResult<List<File>> {
-    let page: Page<FileId> = query.page(LIST_DEFAULT, LIST_MAX)?;
-    let purpose = query.purpose.as_deref().map(str::parse::<FilePurpose>).transpose();
+    let (page, purpose) = query.split();
+    let page: Page<FileId> = page.page(LIST_DEFAULT, LIST_MAX)?;
+    let purpose = purpose.as_deref().map(str::parse::<FilePurpose>).transpose();
     let purpose = purpose.map_err(|_| {
         ApiError::invalid_value("purpose", "purpose must be 'batch' or 'batch_output'")
     })?;

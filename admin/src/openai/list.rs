@@ -20,8 +20,30 @@ pub(crate) struct ListQuery {
     after: Option<String>,
     /// Order by time: `desc` (the default) or `asc`.
     order: Option<String>,
-    /// For files: `batch` or `batch_output`.
-    pub(super) purpose: Option<String>,
+}
+
+/// Parameters of a list of files.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct FileListQuery {
+    /// Most items to return.
+    #[param(value_type = Option<u32>)]
+    limit: Option<String>,
+    /// Id of the last item of the previous page.
+    after: Option<String>,
+    /// Order by time: `desc` (the default) or `asc`.
+    order: Option<String>,
+    /// `batch` or `batch_output`.
+    purpose: Option<String>,
+}
+
+impl FileListQuery {
+    /// Returns the parameters of every list, and the purpose.
+    pub(super) fn split(self) -> (ListQuery, Option<String>) {
+        let Self { limit, after, order, purpose } = self;
+        (ListQuery { limit, after, order }, purpose)
+    }
 }
 
 impl ListQuery {

@@ -75,15 +75,24 @@ pub(crate) struct PriceRequest {
     /// Three to eight capital letters or digits, such as `EUR`.
     currency: String,
     /// Tokens of prompts: a number, or a decimal number as text, with at most six digits after the point.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Amount)]
     input: Value,
     /// Tokens of prompts that were not computed again; by default as `input`.
     #[serde(default)]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Amount>)]
     cached_input: Option<Value>,
     /// Generated tokens.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Amount)]
     output: Value,
+}
+
+/// A decimal number, or one as text.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "a schema only")]
+enum Amount {
+    Number(f64),
+    Text(String),
 }
 
 /// Returns a decimal number as text.
@@ -248,11 +257,11 @@ pub(crate) struct BudgetRequest {
     currency: String,
     /// From here on it is nearly spent: a number, or a decimal number as text.
     #[serde(default)]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Amount>)]
     soft: Option<Value>,
     /// From here on new work is refused; work that was accepted goes on.
     #[serde(default)]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Amount>)]
     hard: Option<Value>,
 }
 

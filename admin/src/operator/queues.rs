@@ -310,7 +310,7 @@ pub(crate) struct ClassRequest {
     /// `MODEL@FORMAT`.
     queue: String,
     /// Numerics class, as the error message of a rejected worker names it.
-    #[schema(examples("3f…/kv-f16/head-exact/cuda"))]
+    #[schema(examples("9c0f…/kv-f16/head-BF16/draw-2/cuda"))]
     numerics_class: String,
 }
 

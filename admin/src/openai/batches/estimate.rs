@@ -45,9 +45,9 @@ pub(crate) struct EstimateView {
     invalid_lines: u64,
     /// Tokens of the prompts, by their length.
     input_tokens: u64,
-    /// The most tokens that the answers may have.
+    /// Tokens of the answers: their `max_tokens`, or 256 where a line has none, although such an answer may be longer.
     max_output_tokens: u64,
-    /// The most that the answers may cost, by currency; empty without prices.
+    /// What these tokens cost, by currency; empty without prices.
     max_cost: Vec<CostView>,
     /// Seconds until it would be finished, by the measured rate of the models' workers, after the batches that are there. Null
     /// if no rate is known.
