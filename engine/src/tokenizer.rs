@@ -7,14 +7,16 @@
 //! out, while an answer that continues a prompt keeps the space that it begins with.
 //!
 //! Truncation and padding are switched off, so that encoding depends on the text alone. Dropout and other
-//! kinds of vocabularies are errors.
+//! kinds of vocabularies are errors, and so is what the library would panic at.
 
 mod added;
 mod alphabet;
 mod charsmap;
+mod checks;
 mod config;
 mod description;
 mod normalization;
+mod patterns;
 mod table;
 
 use alphabet::Alphabet;
@@ -30,6 +32,7 @@ pub(crate) use normalization::charsmap_json;
 use table::TokenTable;
 pub(crate) use table::{TokenKind, byte_alphabet};
 
+use serde_json::{Map, Value};
 use tokenizers::{
     DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
 };
@@ -51,11 +54,33 @@ pub enum TokenizerError {
     #[error("tokenizer.json: {key} is {value}: {why}")]
     Unsupported {
         /// Dotted name.
-        key: &'static str,
+        key: String,
         /// The value in the file, shortened.
         value: String,
         /// The reason.
         why: &'static str,
+    },
+    /// The value of a key has the wrong type.
+    #[error("{file}: {key} is {value}, expected {expected}")]
+    BadKey {
+        /// Name of the file.
+        file: &'static str,
+        /// Name in the file.
+        key: String,
+        /// The value in the file, shortened.
+        value: String,
+        /// A description of valid values.
+        expected: &'static str,
+    },
+    /// A configuration names a token that the vocabulary lacks, and the embedding has no row for another one.
+    #[error("{file}: {key} is {token:?}: the vocabulary has no such token")]
+    UnknownToken {
+        /// Name of the file.
+        file: &'static str,
+        /// Name in the file.
+        key: String,
+        /// The token's text, shortened.
+        token: String,
     },
     /// A piece of a SentencePiece vocabulary cannot be used.
     #[error("piece {id} ({piece:?}): {why}")]
@@ -139,12 +164,14 @@ impl Tokenizer {
         let json: TokenizerJson = serde_json::from_slice(bytes)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
         let alphabet = Alphabet::from_json(&json)?;
+        checks::check(&json)?;
         let tokens = TokenTable::new(&json, alphabet)?;
         let mut inner: Encoder = serde_json::from_slice(bytes)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
         inner.with_truncation(None).map_err(TokenizerError::Library)?;
         inner.with_padding(None);
         check_ids(&inner, &json)?;
+        checks::check_read(&inner, &json)?;
         let control_names = json
             .added_tokens
             .iter()
@@ -167,9 +194,9 @@ impl Tokenizer {
         let invalid = |source| TokenizerError::Json { file: "tokenizer.json", source };
         let json: TokenizerJson = serde_json::from_slice(bytes).map_err(invalid)?;
         let Some(added) = added::merged(&json, config)? else { return Self::from_json(bytes) };
-        let mut json: serde_json::Value = serde_json::from_slice(bytes).map_err(invalid)?;
-        json["added_tokens"] = added.into();
-        Self::from_json(json.to_string().as_bytes())
+        let mut json: Map<String, Value> = serde_json::from_slice(bytes).map_err(invalid)?;
+        json.insert("added_tokens".to_owned(), added.into());
+        Self::from_json(&serde_json::to_vec(&json).map_err(invalid)?)
     }
 
     /// Encodes text. With `add_special`, adds the tokens that the model expects around a plain prompt
@@ -234,15 +261,21 @@ impl Tokenizer {
         self.tokens.entries.len() as u32
     }
 
-    /// Checks that the embedding has a row for every token.
+    /// Checks that the embedding has a row for every token, and for those around a prompt.
     pub(crate) fn check_vocab_size(&self, vocab_size: usize) -> Result<(), TokenizerError> {
-        let Some(id) = self.id_limit().checked_sub(1).filter(|&id| id as usize >= vocab_size)
-        else {
-            return Ok(());
-        };
-        let token = String::from_utf8_lossy(self.token_bytes(id).unwrap_or_default());
-        let token = crate::files::shorten(token);
-        Err(TokenizerError::TokenOutOfRange { token, id, vocab_size })
+        if let Some(id) = self.id_limit().checked_sub(1).filter(|&id| id as usize >= vocab_size) {
+            let token = String::from_utf8_lossy(self.token_bytes(id).unwrap_or_default());
+            let token = crate::files::shorten(token);
+            return Err(TokenizerError::TokenOutOfRange { token, id, vocab_size });
+        }
+        let around = self.encode("", true)?;
+        match around.into_iter().find(|&id| id as usize >= vocab_size) {
+            Some(id) => {
+                let why = "no token of the vocabulary has this id";
+                alphabet::unsupported("post_processor", id, why)
+            }
+            None => Ok(()),
+        }
     }
 
     /// BLAKE3 of the tokenizer's behaviour: tokens by id, merges, pre-tokenizer, and the tokens around a

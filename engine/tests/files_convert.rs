@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use support::{RawGguf, check_same_weights, golden, messages, open};
+use support::{Folder, RawGguf, check_same_weights, golden, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
     config::{Experts, Linear, ModelConfig},
@@ -161,6 +161,100 @@ fn synthetic_models_of_every_family_open_and_depend_on_the_seed() {
         let expected = [&[256, 104, 0xc3, 0xa9], end].concat();
         assert_eq!(a.tokenizer().encode("hé", true).unwrap(), expected);
     }
+}
+
+#[test]
+fn numbers_of_layers_that_no_reader_takes_are_refused_before_anything_is_written() {
+    let dir = TempDir::new().unwrap();
+    for name in ["bitnet-2b", "bonsai-1.7b", "maple-20b-a1b", "bitnet-embedding-0.6b"] {
+        for count in [0, 4097, 100_000_000_000] {
+            let mut config = shape(name).unwrap();
+            shrink(&mut config);
+            config.layer_count = count;
+            let error = synth(&config, &dir.path().join("out.gguf"), 1).unwrap_err().to_string();
+            let expected = format!("key num_hidden_layers is {count}, expected 1 to 4096 layers");
+            assert_eq!(error, expected, "{name}");
+        }
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn folders_with_files_of_something_else_are_refused_by_name() {
+    let dir = TempDir::new().unwrap();
+    let mut config = shape("bitnet-2b").unwrap();
+    shrink(&mut config);
+    for file in [
+        "chat_template.jinja",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "other.gguf",
+        "README.md",
+    ] {
+        let folder = dir.path().join(format!("with {file}"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join(file), "other").unwrap();
+        let expected = format!(
+            "{} has {file}, which is not of the model to write: use an empty folder",
+            folder.display()
+        );
+        assert_eq!(synth(&config, &folder, 1).unwrap_err().to_string(), expected);
+        let error = convert(&open("bitnet-tiny"), Target::Folder, &folder).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing is written");
+    }
+}
+
+#[test]
+fn folder_is_written_again_over_its_own_files_and_what_a_crash_left() {
+    let dir = TempDir::new().unwrap();
+    let mut config = shape("bitnet-2b").unwrap();
+    shrink(&mut config);
+    let (again, once) = (dir.path().join("again"), dir.path().join("once"));
+    synth(&config, &again, 1).unwrap();
+    std::fs::write(again.join("model.safetensors.partial"), "the begin of a file").unwrap();
+    std::fs::create_dir(again.join(".tritmill")).unwrap(); // Packed weights.
+    config.layer_count = 1;
+    synth(&config, &again, 2).unwrap();
+    synth(&config, &once, 2).unwrap();
+    let fingerprint = |folder: &Path| Model::open(folder).unwrap().fingerprint().unwrap();
+    assert_eq!(fingerprint(&again), fingerprint(&once));
+    assert_eq!(std::fs::read_dir(&again).unwrap().count(), 6);
+}
+
+#[test]
+fn folder_that_was_not_written_to_its_end_is_the_older_model_or_none() {
+    let dir = TempDir::new().unwrap();
+    let mut config = shape("bitnet-2b").unwrap();
+    shrink(&mut config);
+    let folder = dir.path().join("folder");
+    synth(&config, &folder, 1).unwrap();
+    let older = Model::open(&folder).unwrap().fingerprint().unwrap();
+
+    // The weights end early: a code of the source is no trit.
+    let damaged = Folder::copy("bitnet-tiny");
+    damaged.edit_weights(|header, data| {
+        let offsets = &header["model.layers.3.mlp.down_proj.weight"]["data_offsets"];
+        data[offsets[0].as_u64().unwrap() as usize] = 0b0000_0011;
+    });
+    let damaged = Model::open(damaged.path()).unwrap();
+    assert!(convert(&damaged, Target::Folder, &folder).is_err());
+    assert_eq!(Model::open(&folder).unwrap().fingerprint().unwrap(), older);
+
+    // A file after the weights cannot be written.
+    std::fs::remove_file(folder.join("tokenizer.json")).unwrap();
+    std::fs::create_dir(folder.join("tokenizer.json")).unwrap();
+    let error = synth(&config, &folder, 2).unwrap_err();
+    assert!(matches!(error, ModelError::Io { .. }), "{error}");
+    std::fs::remove_dir(folder.join("tokenizer.json")).unwrap();
+    std::fs::copy(golden("bitnet-tiny/tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let error = Model::open(&folder).unwrap_err();
+    assert!(
+        matches!(&error, ModelError::MissingFile { file, .. } if file == "config.json"),
+        "{error}"
+    );
 }
 
 /// Benchmarks compare runs on synthetic models over time: the same seed must give the same bytes.

@@ -82,6 +82,25 @@ fn tables_of_folders_are_refused_by_tensor_and_byte() {
     }
 }
 
+#[test]
+fn errors_of_a_file_on_disk_name_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("edited.gguf");
+    for (tensor, nan) in
+        [("token_embd.weight", &[0x00, 0x7e][..]), ("output_norm.weight", &[0, 0, 0xc0, 0x7f])]
+    {
+        let mut file = RawGguf::read(&golden("gguf/synth-i2_s.gguf"));
+        file.tensor(tensor).bytes[..nan.len()].copy_from_slice(nan);
+        std::fs::write(&path, file.bytes(32)).unwrap();
+        let model = Arc::new(Model::open(&path).unwrap());
+        let begin = format!("{}: tensor {tensor} at byte ", path.display());
+        let error = load::engine(&model, &EngineOptions::default()).err().unwrap().to_string();
+        assert!(error.starts_with(&begin) && error.ends_with("not a number"), "{error}");
+        let error = model.fingerprint().unwrap_err().to_string();
+        assert!(error.starts_with(&begin), "{error}");
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error(transparent)]

@@ -218,7 +218,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         output::line("")?;
         let (prompt, completion) = (output.prompt_tokens, output.completion_tokens);
         let reason = finish_reason(choice.finish_reason);
-        eprintln!("[{prompt} prompt tokens, {completion} generated, finish_reason {reason}]");
+        note!("[{prompt} prompt tokens, {completion} generated, finish_reason {reason}]");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::json(summary(&reference, &pulled, &command))?;
     } else {
         output::line(pulled.path.display())?;
-        eprintln!("next: {command}");
+        note!("next: {command}");
     }
     Ok(ExitCode::SUCCESS)
 }

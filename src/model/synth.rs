@@ -1,13 +1,13 @@
 //! `tritmill model synth`: a model with random weights and the costs of a real one.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{Args, builder::PossibleValuesParser};
 use serde_json::json;
 use tritmill_engine::files;
 
-use crate::output;
+use crate::{options::up_to, output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,8 +28,8 @@ pub struct Arguments {
     #[arg(short, long, alias = "out", value_name = "PATH")]
     output: PathBuf,
     /// Transformer layers [default: as many as the real model has]
-    #[arg(long, value_name = "N")]
-    layers: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = up_to::<4096>)]
+    layers: Option<NonZeroUsize>,
     /// Seed of the random weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -42,7 +42,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut shape = files::shape(&arguments.shape).context("the parser allows known names only")?;
     if let Some(layers) = arguments.layers {
-        shape.set_layer_count(layers);
+        shape.set_layer_count(layers.get());
     }
     let out = arguments.output.display();
     files::synth(&shape, &arguments.output, arguments.seed)

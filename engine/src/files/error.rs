@@ -132,6 +132,23 @@ pub enum ModelError {
         /// The defect at that offset.
         problem: Problem,
     },
+    /// The tensors of a model in one file are invalid.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// The error, with the tensor and the offset.
+        #[source]
+        source: Box<ModelError>,
+    },
+    /// A folder to write to has a file that the written model does not have.
+    #[error("{} has {file}, which is not of the model to write: use an empty folder", folder.display())]
+    OtherFile {
+        /// The folder.
+        folder: PathBuf,
+        /// Name of the file.
+        file: String,
+    },
     /// The tokenizer is invalid or not supported.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -3,7 +3,8 @@
 //! Opening checks everything except the weights: headers, names, types, shapes, sizes, tokenizer and
 //! template. Weights stay in the mapped file; [`Model::ternary`] decodes one tensor at a time, so that
 //! loading needs memory for one decoded tensor instead of the whole model. Invalid data (a code that
-//! is not a trit, say) is an error of that call.
+//! is not a trit, say) is an error of that call: [`ModelError::BadTensor`], and of a model in one file that one in
+//! [`ModelError::InFile`].
 
 use std::sync::OnceLock;
 
@@ -109,8 +110,7 @@ impl Model {
         if !is_in_order && !Order::ToForward.apply(delta, linear, &mut matrix) {
             let (value, of) = (delta.head_dim as u64, matrix.groups.map_or(1, |g| g.size) as u64);
             let problem = Problem::NotAMultiple { what: "width of a value head", value, of };
-            let offset = tensor.span.range.start as u64;
-            return Err(ModelError::bad_tensor(&tensor.name, offset, problem));
+            return Err(self.bad_tensor(&tensor.name, tensor.span.range.start, problem));
         }
         Ok(matrix)
     }
@@ -142,9 +142,8 @@ impl Model {
             values.iter_mut().for_each(|rate| *rate = -(crate::math::exp(f64::from(*rate)) as f32));
         }
         if tensor == LayerTensor::Decay && values.iter().any(|rate| *rate > 0.0) {
-            let offset = found.span.range.start as u64;
             let problem = Problem::Growth(values.into_iter().fold(0.0, f32::max));
-            return Err(ModelError::bad_tensor(&found.name, offset, problem));
+            return Err(self.bad_tensor(&found.name, found.span.range.start, problem));
         }
         if let Some(delta) = self.tiled_heads() {
             values = Order::ToForward.apply_to(delta, (tensor, found.cols), values);
@@ -176,7 +175,7 @@ impl Model {
             bytes: self.bytes(&tensor.span),
             offset: tensor.span.range.start as u64,
         };
-        let mut matrix = stored.decode()?;
+        let mut matrix = stored.decode().map_err(|error| self.in_file(error))?;
         if let Some(heads) = tensor.permuted_heads {
             unpermute(&mut matrix, heads);
         }
@@ -248,10 +247,29 @@ impl Model {
         let mut values = vec![0f32; tensor.rows * tensor.cols];
         widen(tensor.dtype, self.bytes(&tensor.span), &mut values);
         if values.iter().any(|value| !value.is_finite()) {
-            let offset = tensor.span.range.start as u64;
-            return Err(ModelError::bad_tensor(&tensor.name, offset, Problem::NotFinite));
+            let offset = tensor.span.range.start;
+            return Err(self.bad_tensor(&tensor.name, offset, Problem::NotFinite));
         }
         Ok(values)
+    }
+
+    fn bad_tensor(&self, name: &str, offset: usize, problem: Problem) -> ModelError {
+        self.in_file(ModelError::bad_tensor(name, offset as u64, problem))
+    }
+
+    /// Adds the path of a model that is one file to an error in its tensors: they are read after the model was opened, by callers
+    /// that do not know the path.
+    fn in_file(&self, error: ModelError) -> ModelError {
+        let source = match self.parts.files.as_slice() {
+            [file] if self.parts.container == "gguf" => file.source(),
+            _ => None,
+        };
+        match source {
+            Some(source) => {
+                ModelError::InFile { path: source.path.clone(), source: Box::new(error) }
+            }
+            None => error,
+        }
     }
 
     /// Returns the norms of this model, in the order of the forward pass.
@@ -278,8 +296,8 @@ impl Model {
         let tables = [&tensors.embedding].into_iter().chain(&tensors.head);
         for table in tables.filter(|_| !self.parts.config.ternary_tables) {
             if let Some(at) = self.dense(table).first_not_finite() {
-                let offset = (table.span.range.start + at) as u64;
-                return Err(ModelError::bad_tensor(&table.name, offset, Problem::NotFinite));
+                let offset = table.span.range.start + at;
+                return Err(self.bad_tensor(&table.name, offset, Problem::NotFinite));
             }
         }
         Ok(())

@@ -4,6 +4,8 @@
 //! byte fallback, the tokens `<0x00>` to `<0xFF>` stand for the bytes of characters that no piece has. A text
 //! gets a space before it when it is encoded, and loses one when it is decoded: the decoder says so.
 
+use std::fmt::Display;
+
 use serde_json::Value;
 
 use super::{
@@ -25,12 +27,14 @@ pub(super) enum Alphabet {
     },
 }
 
-fn unsupported<T>(
-    key: &'static str,
-    value: String,
+/// Returns the error of a value that is not supported.
+pub(super) fn unsupported<T>(
+    key: impl Into<String>,
+    value: impl Display,
     why: &'static str,
 ) -> Result<T, TokenizerError> {
-    Err(TokenizerError::Unsupported { key, value: crate::files::shorten(value), why })
+    let value = crate::files::shorten(value);
+    Err(TokenizerError::Unsupported { key: key.into(), value, why })
 }
 
 impl Alphabet {
@@ -43,14 +47,14 @@ impl Alphabet {
         let model = &json.model;
         if let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0) {
             let why = "the same text would encode differently each time";
-            return unsupported("model.dropout", dropout.to_string(), why);
+            return unsupported("model.dropout", dropout, why);
         }
         let kind = model.kind.as_deref().unwrap_or("BPE");
         match (kind, &model.vocab) {
             ("BPE", Vocab::Ids(_)) if mentions_byte_level(&json.pre_tokenizer) => byte_level(json),
             ("BPE", Vocab::Ids(_)) if json.decoder["type"] == "ByteLevel" => {
                 let why = "a byte-level vocabulary needs the ByteLevel pre-tokenizer";
-                unsupported("pre_tokenizer", json.pre_tokenizer.to_string(), why)
+                unsupported("pre_tokenizer", &json.pre_tokenizer, why)
             }
             ("BPE", Vocab::Ids(_)) | ("Unigram", Vocab::Scores(_)) => {
                 check_unknown(json)?;
@@ -58,9 +62,9 @@ impl Alphabet {
             }
             ("BPE" | "Unigram", _) => {
                 let why = "BPE needs a map of ids, Unigram a list of scores";
-                unsupported("model.type", kind.to_owned(), why)
+                unsupported("model.type", kind, why)
             }
-            _ => unsupported("model.type", kind.to_owned(), "only BPE and Unigram are supported"),
+            _ => unsupported("model.type", kind, "only BPE and Unigram are supported"),
         }
     }
 
@@ -91,11 +95,11 @@ fn fallback_byte(token: &str) -> Option<u8> {
 fn byte_level(json: &TokenizerJson) -> Result<Alphabet, TokenizerError> {
     if json.model.byte_fallback {
         let why = "a byte-level vocabulary has all bytes";
-        return unsupported("model.byte_fallback", "true".to_owned(), why);
+        return unsupported("model.byte_fallback", "true", why);
     }
     if json.decoder["type"] != "ByteLevel" {
         let why = "a byte-level vocabulary needs the ByteLevel decoder";
-        return unsupported("decoder", json.decoder.to_string(), why);
+        return unsupported("decoder", &json.decoder, why);
     }
     Ok(Alphabet::ByteLevel)
 }
@@ -119,12 +123,14 @@ fn check_unknown(json: &TokenizerJson) -> Result<(), TokenizerError> {
                 return Ok(());
             }
             let why = "the vocabulary has no token for unknown characters";
-            unsupported("model.unk_token", format!("{:?}", model.unk_token), why)
+            let shown = model.unk_token.as_ref().map(|token| format!("{token:?}"));
+            unsupported("model.unk_token", shown.as_deref().unwrap_or("absent"), why)
         }
         Vocab::Scores(list) => {
             if model.unk_id.is_none_or(|id| id as usize >= list.len()) {
                 let why = "the vocabulary has no token for unknown characters";
-                return unsupported("model.unk_id", format!("{:?}", model.unk_id), why);
+                let shown = model.unk_id.map_or_else(|| "absent".to_owned(), |id| id.to_string());
+                return unsupported("model.unk_id", shown, why);
             }
             if let Some((token, score)) = list.iter().find(|(_, score)| !score.is_finite()) {
                 let why = "a score must be a number";
@@ -141,11 +147,11 @@ fn pieces(json: &TokenizerJson) -> Result<Alphabet, TokenizerError> {
     let Some((byte_fallback, strips_space)) = metaspace(decoder).or_else(|| sequence(decoder))
     else {
         let why = "neither byte-level nor the decoder of SentencePiece";
-        return unsupported("decoder", decoder.to_string(), why);
+        return unsupported("decoder", decoder, why);
     };
     if json.model.byte_fallback && !byte_fallback {
         let why = "byte_fallback needs the ByteFallback decoder";
-        return unsupported("decoder", decoder.to_string(), why);
+        return unsupported("decoder", decoder, why);
     }
     Ok(Alphabet::Pieces { byte_fallback, strips_space })
 }

@@ -8,9 +8,16 @@
 //! At each place of a text the longest key of the trie is replaced, as SentencePiece does. The `tokenizers` crate
 //! looks at whole graphemes and takes the shortest key instead, which gives other tokens for a few scripts
 //! (halfwidth kana with voicing marks), and its reader panics on damaged tries; so this reader replaces it.
-//! Every edge and value is checked when the map is read.
+//! Every edge and value is checked when the map is read, and that no replacement is much longer than what it replaces.
+
+use std::collections::VecDeque;
 
 use tokenizers::NormalizedString;
+
+/// Most times as long as its key that a replacement may be, as that of U+FDFA in Unicode's forms of compatibility.
+pub(super) const GROWTH_MAX: usize = 11;
+/// Longest replacement, in bytes.
+const REPLACEMENT_BYTES_MAX: usize = 1024;
 
 /// A problem of a map, at a byte of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -67,17 +74,16 @@ impl Charsmap {
         Ok(map)
     }
 
-    /// Visits every unit that a text can reach, and checks the values.
+    /// Visits every unit that a text can reach, by the length of its shortest key, and checks the values.
     fn check(&self) -> Result<(), CharsmapError> {
         let mut reached = vec![false; self.units.len()];
-        let mut open = vec![0usize];
-        while let Some(index) = open.pop() {
+        let mut open = VecDeque::from([(0usize, 0usize)]);
+        while let Some((index, key_len)) = open.pop_front() {
             let unit = self.units[index];
             let children = index ^ offset(unit);
-            if index != 0 && has_value(unit) {
+            if key_len > 0 && has_value(unit) {
                 let value = self.units.get(children).map(|unit| (unit & !(1 << 31)) as usize);
-                if value.and_then(|value| self.replacement(value)).is_none() {
-                    let problem = "a value is outside the replacements";
+                if let Some(problem) = self.value_problem(value, key_len) {
                     return Err(CharsmapError { offset: 4 + 4 * index, problem });
                 }
             }
@@ -86,16 +92,29 @@ impl Charsmap {
                 if self.units.get(child).is_some_and(|&unit| label(unit) == byte as u32)
                     && !std::mem::replace(&mut reached[child], true)
                 {
-                    open.push(child);
+                    open.push_back((child, key_len + 1));
                 }
             }
         }
         Ok(())
     }
 
+    /// Returns what is wrong with the value of a key, if something is.
+    fn value_problem(&self, value: Option<usize>, key_len: usize) -> Option<&'static str> {
+        let text = value.and_then(|value| self.texts.get(value..)).filter(|text| !text.is_empty());
+        let Some(text) = text else { return Some("a value is outside the replacements") };
+        match replacement_end(text) {
+            None => Some("a replacement is longer than 1024 bytes"),
+            Some(len) if len > GROWTH_MAX * key_len => {
+                Some("a replacement is more than 11 times as long as its key")
+            }
+            Some(_) => None,
+        }
+    }
+
     fn replacement(&self, at: usize) -> Option<&str> {
         let text = self.texts.get(at..)?;
-        text.find('\0').map(|end| &text[..end])
+        replacement_end(text).map(|end| &text[..end])
     }
 
     /// Returns the length of the longest key that `text` begins with, and its replacement.
@@ -138,6 +157,11 @@ impl Charsmap {
             text.transform(changes, removed_first as usize);
         }
     }
+}
+
+/// Returns the length of the replacement that a text begins with; `None` if it is too long.
+fn replacement_end(text: &str) -> Option<usize> {
+    text.bytes().take(REPLACEMENT_BYTES_MAX + 1).position(|byte| byte == 0)
 }
 
 /// Adds the replacement of `removed` characters, in the form of [`NormalizedString::transform`]: a character with 1
@@ -210,5 +234,14 @@ mod tests {
         let error = Charsmap::parse(&damaged).expect_err("refused");
         assert_eq!(error.problem, "a value is outside the replacements");
         assert_eq!(error.offset, 4 + 4 * (256 ^ usize::from(b'a')));
+    }
+
+    #[test]
+    fn replacements_much_longer_than_their_keys_are_refused() {
+        let parse = |text: &str| Charsmap::parse(&map(&[(b'a', text)]));
+        assert!(parse(&"b".repeat(11)).is_ok());
+        let problem = |len| parse(&"b".repeat(len)).expect_err("refused").problem;
+        assert_eq!(problem(12), "a replacement is more than 11 times as long as its key");
+        assert_eq!(problem(1025), "a replacement is longer than 1024 bytes");
     }
 }

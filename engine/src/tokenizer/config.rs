@@ -6,7 +6,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use super::TokenizerError;
-use crate::{chat::SpecialTokens, files::without_literals};
+use crate::{
+    chat::SpecialTokens,
+    files::{shorten, without_literals},
+};
 
 /// The used parts of the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,18 +75,54 @@ impl AddedToken {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum TokenText {
-    Plain(String),
-    Described { content: String },
+const CONFIG: &str = "tokenizer_config.json";
+const MAP: &str = "special_tokens_map.json";
+/// Names that transformers has for special tokens. Others that end in `_token` may be something else.
+const TOKEN_NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// Names of lists of special tokens.
+const LIST_NAMES: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+
+/// Returns the text of a token, which may be described.
+fn token_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Object(described) => described.get("content")?.as_str().map(str::to_owned),
+        _ => None,
+    }
 }
 
-impl TokenText {
-    fn into_text(self) -> String {
-        match self {
-            Self::Plain(text) | Self::Described { content: text } => text,
+fn bad_key(file: &'static str, key: &str, value: &Value, expected: &'static str) -> TokenizerError {
+    TokenizerError::BadKey { file, key: shorten(key), value: shorten(value), expected }
+}
+
+/// Returns the template named `default`, or the only one.
+fn chat_template(value: &Value) -> Result<Option<String>, TokenizerError> {
+    let bad = || bad_key(CONFIG, "chat_template", value, "a text, or a list of named templates");
+    let list = match value {
+        Value::Null => return Ok(None),
+        Value::String(template) => return Ok(Some(template.clone())),
+        Value::Array(list) => list,
+        _ => return Err(bad()),
+    };
+    let mut chosen = None;
+    for named in list {
+        let (name, template) = (named["name"].as_str(), named["template"].as_str());
+        let (Some(name), Some(template)) = (name, template) else { return Err(bad()) };
+        if chosen.is_none() && (list.len() == 1 || name == "default") {
+            chosen = Some(template.to_owned());
         }
+    }
+    Ok(chosen)
+}
+
+/// Returns the first text in a value that `is_wanted`.
+fn find_text<'a>(value: &'a Value, is_wanted: &dyn Fn(&str) -> bool) -> Option<&'a str> {
+    match value {
+        Value::String(text) => is_wanted(text).then_some(text.as_str()),
+        Value::Array(list) => list.iter().find_map(|inner| find_text(inner, is_wanted)),
+        Value::Object(map) => map.values().find_map(|inner| find_text(inner, is_wanted)),
+        _ => None,
     }
 }
 
@@ -100,46 +139,23 @@ impl TokenizerConfig {
         struct Raw {
             #[serde(default)]
             added_tokens_decoder: Option<BTreeMap<u32, AddedToken>>,
-            #[serde(default)]
-            chat_template: Option<Templates>,
             #[serde(flatten)]
             others: Map<String, Value>,
         }
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Templates {
-            One(String),
-            Named(Vec<Named>),
-        }
-        #[derive(Deserialize)]
-        struct Named {
-            name: String,
-            template: String,
-        }
-        const CONFIG: &str = "tokenizer_config.json";
-        const MAP: &str = "special_tokens_map.json";
         let raw: Raw = parse(CONFIG, config)?;
-        let chat_template = match raw.chat_template {
-            None => None,
-            Some(Templates::One(template)) => Some(template),
-            Some(Templates::Named(list)) => {
-                let only = list.len() == 1;
-                let wanted = |named: &Named| only || named.name == "default";
-                list.into_iter().find(wanted).map(|named| named.template)
-            }
-        };
-        let mut parsed = Self { chat_template, ..Self::default() };
+        let template = raw.others.get("chat_template").map(chat_template).transpose()?;
+        let mut parsed = Self { chat_template: template.flatten(), ..Self::default() };
         if raw.others.get("split_special_tokens") == Some(&Value::Bool(true)) {
             return Err(TokenizerError::Unsupported {
-                key: "split_special_tokens (of tokenizer_config.json)",
+                key: "split_special_tokens (of tokenizer_config.json)".to_owned(),
                 value: "true".to_owned(),
                 why: "names of special tokens in a text always become these tokens",
             });
         }
-        parsed.name_tokens(CONFIG, raw.others)?;
+        parsed.name_tokens(CONFIG, &raw.others)?;
         match raw.added_tokens_decoder {
             Some(added) => parsed.added_tokens = added,
-            None => parsed.name_tokens(MAP, parse(MAP, map)?)?,
+            None => parsed.name_tokens(MAP, &parse(MAP, map)?)?,
         }
         Ok(parsed)
     }
@@ -148,27 +164,52 @@ impl TokenizerConfig {
     fn name_tokens(
         &mut self,
         file: &'static str,
-        values: Map<String, Value>,
+        values: &Map<String, Value>,
     ) -> Result<(), TokenizerError> {
-        let json = |source| TokenizerError::Json { file, source };
+        const TOKEN: &str = "a text, or an object with a text as content";
         for (name, value) in values {
-            // Other values of such names are no tokens: `add_bos_token` is a truth value.
-            if name.ends_with("_token") && (value.is_string() || value.is_object()) {
-                let text: TokenText = serde_json::from_value(value).map_err(json)?;
-                self.special_tokens.insert(name, text.into_text());
-            } else if matches!(&*name, "additional_special_tokens" | "extra_special_tokens") {
-                match value {
-                    Value::Array(_) => {
-                        let texts: Vec<TokenText> = serde_json::from_value(value).map_err(json)?;
-                        self.extra_special_tokens =
-                            texts.into_iter().map(TokenText::into_text).collect();
-                    }
-                    Value::Object(named) => self.name_tokens(file, named)?,
-                    _ => {}
+            let is_list = LIST_NAMES.contains(&name.as_str());
+            match value {
+                Value::Null => {}
+                // Other values of such names are no tokens: `add_bos_token` is a truth value.
+                Value::String(_) | Value::Object(_) if name.ends_with("_token") => {
+                    let text =
+                        token_text(value).ok_or_else(|| bad_key(file, name, value, TOKEN))?;
+                    self.special_tokens.insert(name.clone(), text);
                 }
+                _ if TOKEN_NAMES.contains(&name.as_str()) => {
+                    return Err(bad_key(file, name, value, TOKEN));
+                }
+                Value::Array(list) if is_list => {
+                    let texts: Option<Vec<String>> = list.iter().map(token_text).collect();
+                    self.extra_special_tokens =
+                        texts.ok_or_else(|| bad_key(file, name, value, "a list of tokens"))?;
+                }
+                Value::Object(named) if is_list => self.name_tokens(file, named)?,
+                _ if is_list => return Err(bad_key(file, name, value, "a list of tokens")),
+                _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Returns the error of the first special token in the files that `is_unknown`.
+    pub(crate) fn unknown_token(
+        config: Option<&[u8]>,
+        map: Option<&[u8]>,
+        is_unknown: &dyn Fn(&str) -> bool,
+    ) -> Option<TokenizerError> {
+        for (file, bytes) in [(CONFIG, config), (MAP, map)] {
+            let values: Map<String, Value> = parse(file, bytes).ok()?;
+            let is_of_tokens = |name: &str| name.ends_with("_token") || LIST_NAMES.contains(&name);
+            for (name, value) in values.iter().filter(|(name, _)| is_of_tokens(name)) {
+                if let Some(token) = find_text(value, is_unknown) {
+                    let (key, token) = (shorten(name), shorten(token));
+                    return Some(TokenizerError::UnknownToken { file, key, token });
+                }
+            }
+        }
+        None
     }
 
     /// Returns the text of a special token.

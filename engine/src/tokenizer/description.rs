@@ -34,6 +34,8 @@ pub(super) struct TokenizerJson {
     #[serde(default)]
     pub pre_tokenizer: Value,
     #[serde(default)]
+    pub post_processor: Value,
+    #[serde(default)]
     pub decoder: Value,
     pub model: ModelJson,
 }
@@ -59,6 +61,12 @@ pub(super) struct ModelJson {
     pub ignore_merges: bool,
     #[serde(default)]
     pub fuse_unk: bool,
+    /// What a token inside a word begins with.
+    #[serde(default)]
+    pub continuing_subword_prefix: Option<String>,
+    /// What the last token of a word ends with.
+    #[serde(default)]
+    pub end_of_word_suffix: Option<String>,
     /// The token for unknown characters, in BPE.
     #[serde(default)]
     pub unk_token: Option<String>,
@@ -124,6 +132,16 @@ impl Merge {
         match self {
             Self::Pair(left, right) => format!("{left} {right}"),
             Self::Joined(joined) => joined.clone(),
+        }
+    }
+
+    /// Returns both parts; `None` if there are not two.
+    pub(super) fn parts(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Pair(left, right) => Some((left, right)),
+            Self::Joined(joined) => {
+                joined.split_once(' ').filter(|(_, right)| !right.contains(' '))
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The normalizer of a `tokenizer.json`: that of the `tokenizers` crate, except for SentencePiece's character
-//! map, which [`Charsmap`] reads.
+//! map, which [`Charsmap`] reads. What a file may hold of it is in [`super::checks`].
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::Value;
-use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
+use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper, tokenizer::normalizer::Range};
 
 use super::charsmap::Charsmap;
 
@@ -26,11 +26,37 @@ impl Normalizer for Normalization {
         for step in &self.0 {
             match step {
                 Step::Charsmap(map) => map.normalize(text),
-                Step::Library(normalizer) => normalizer.normalize(text)?,
+                Step::Library(normalizer) => {
+                    normalizer.normalize(text)?;
+                    anchor(text);
+                }
             }
         }
         Ok(())
     }
+}
+
+/// Gives what a step put before a text the place of its first character, as `Prepend` does. `Replace` gives it none if its pattern
+/// matched no character there, and the next step of the library, or its pre-tokenizer, would then reach beyond the text.
+fn anchor(text: &mut NormalizedString) {
+    let has_place = |at: usize| {
+        let place = text.convert_offsets(Range::Normalized(at..at + 1));
+        place.is_none_or(|place| !place.is_empty())
+    };
+    if text.is_empty() || has_place(0) {
+        return;
+    }
+    let whole = text.get().to_owned();
+    let first = (1..whole.len()).find(|&at| has_place(at));
+    let parts = first.and_then(|at| Some((whole.get(..at)?, whole.get(at..)?.chars().next()?)));
+    let Some((before, next)) = parts else {
+        // No character is left of what it was put before.
+        *text = NormalizedString::from(whole.as_str());
+        return;
+    };
+    let added = before.chars().enumerate().map(|(index, c)| (c, isize::from(index > 0)));
+    let range = Range::Normalized(0..before.len() + next.len_utf8());
+    text.transform_range(range, added.chain([(next, 1)]), before.chars().count());
 }
 
 impl<'de> Deserialize<'de> for Normalization {

@@ -130,6 +130,10 @@ fn permutes_heads(architecture: &str) -> bool {
 
 /// Writes `model` as a GGUF file.
 pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
+    if out.extension().is_none_or(|extension| extension != "gguf") {
+        // It could not be opened.
+        return Err(ModelError::NotAModel { path: out.to_owned() });
+    }
     let architecture = architecture(model, to)?;
     let described = ModelDescription {
         name: model.name(),

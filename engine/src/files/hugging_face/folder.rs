@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
+    config::ModelConfig,
     files::{
         error::{ModelError, Problem},
         mmap::{Bytes, check_content},
@@ -244,26 +245,10 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     if let Some(bytes) = &folder.generation_config {
         model.eos_tokens.extend(config::parse_generation_eos(bytes, model.vocab_size)?);
     }
-    let (tokenizer_config, map) = (&folder.tokenizer_config, &folder.special_tokens_map);
-    let special = TokenizerConfig::parse(tokenizer_config.as_deref(), map.as_deref())?;
-    let mut tokenizer = Tokenizer::with_config(&folder.tokenizer, &special)?;
-    if model.pooling.is_some() {
-        embedding::refuse_modules(folder.modules.as_deref())?;
-        if tokenizer.encode("", true)?.is_empty() {
-            let json = embedding::with_end_token(&folder.tokenizer, &tokenizer, &special)?;
-            tokenizer = Tokenizer::with_config(&json, &special)?;
-        }
-    }
-    tokenizer.check_vocab_size(model.vocab_size)?;
-    if matches!(&*model.architecture, "qwen3" | "qwen35" | "maple") && !has_end_tokens {
-        // As GGUF files of the same model: their format has one key for these tokens.
-        let named = END_TOKENS.iter().filter_map(|name| tokenizer.token_id(name));
-        model.eos_tokens.extend(named.filter(|&id| tokenizer.is_special(id)));
-    }
-    // A conversation ends with the tokenizer's token, whatever the other files name.
-    model.eos_tokens.extend(special.special_token("eos_token").and_then(|t| tokenizer.token_id(t)));
-    model.eos_tokens.sort_unstable();
-    model.eos_tokens.dedup();
+    let configs = (folder.tokenizer_config.as_deref(), folder.special_tokens_map.as_deref());
+    let modules = folder.modules.as_deref();
+    let (tokenizer, special) = read_tokenizer(&folder.tokenizer, configs, modules, &model)?;
+    add_end_tokens(&mut model, (&tokenizer, &special), has_end_tokens);
     let chat_template = folder
         .chat_template
         .or(special.chat_template)
@@ -287,4 +272,61 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
         tokenizer,
         chat_template,
     })
+}
+
+/// Reads the tokenizer, and its configuration from two files.
+fn read_tokenizer(
+    json: &[u8],
+    configs: (Option<&[u8]>, Option<&[u8]>),
+    modules: Option<&[u8]>,
+    model: &ModelConfig,
+) -> Result<(Tokenizer, TokenizerConfig), ModelError> {
+    let special = TokenizerConfig::parse(configs.0, configs.1)?;
+    let mut tokenizer = Tokenizer::with_config(json, &special)?;
+    if model.pooling.is_some() {
+        embedding::refuse_modules(modules)?;
+        if tokenizer.encode("", true)?.is_empty() {
+            let json = embedding::with_end_token(json, &tokenizer, &special)?;
+            tokenizer = Tokenizer::with_config(&json, &special)?;
+        }
+    }
+    check_rows(&tokenizer, json, configs, (&special, model.vocab_size))?;
+    Ok((tokenizer, special))
+}
+
+/// Adds the end tokens that the tokenizer's files name.
+fn add_end_tokens(
+    model: &mut ModelConfig,
+    (tokenizer, special): (&Tokenizer, &TokenizerConfig),
+    has_end_tokens: bool,
+) {
+    if matches!(&*model.architecture, "qwen3" | "qwen35" | "maple") && !has_end_tokens {
+        // As GGUF files of the same model: their format has one key for these tokens.
+        let named = END_TOKENS.iter().filter_map(|name| tokenizer.token_id(name));
+        model.eos_tokens.extend(named.filter(|&id| tokenizer.is_special(id)));
+    }
+    // A conversation ends with the tokenizer's token, whatever the other files name.
+    model.eos_tokens.extend(special.special_token("eos_token").and_then(|t| tokenizer.token_id(t)));
+    model.eos_tokens.sort_unstable();
+    model.eos_tokens.dedup();
+}
+
+/// Checks that the embedding has a row for every token. A special token that the vocabulary lacks gets the next free id, of which the
+/// files say nothing: its error names what asks for it.
+fn check_rows(
+    tokenizer: &Tokenizer,
+    json: &[u8],
+    (config, map): (Option<&[u8]>, Option<&[u8]>),
+    (special, vocab_size): (&TokenizerConfig, usize),
+) -> Result<(), ModelError> {
+    let Err(error) = tokenizer.check_vocab_size(vocab_size) else { return Ok(()) };
+    let plain = Tokenizer::from_json(json).ok();
+    let is_unknown = |text: &str| {
+        let is_outside = tokenizer.token_id(text).is_some_and(|id| id as usize >= vocab_size);
+        let has_id = special.added_tokens.values().any(|added| added.content == text);
+        let is_in_file = plain.as_ref().is_none_or(|plain| plain.token_id(text).is_some());
+        is_outside && !has_id && !is_in_file
+    };
+    let unknown = TokenizerConfig::unknown_token(config, map, &is_unknown);
+    Err(unknown.unwrap_or(error).into())
 }

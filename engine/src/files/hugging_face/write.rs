@@ -1,4 +1,7 @@
 //! Writes Hugging Face folders: the JSON files and one safetensors file, streamed.
+//!
+//! Readers need `config.json`. It is taken away before the first file of an older model is replaced, and comes last: what a crash leaves is
+//! the older model, or none.
 
 use std::{
     fs,
@@ -14,6 +17,16 @@ use crate::{
     config::ModelConfig,
     files::{error::ModelError, partial::Partial},
 };
+
+const CONFIG: &str = "config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const WEIGHTS: &str = "model.safetensors";
+/// All files of a written folder.
+const FILES: [&str; 5] = [CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS];
+/// What the engine keeps beside the weights: it knows for which file each part of it is.
+const KEPT: &str = ".tritmill";
 
 /// A tensor to write.
 #[derive(Debug, Clone)]
@@ -38,6 +51,9 @@ pub(crate) struct FolderTexts<'a> {
 
 /// Writes a folder; `data` writes the bytes of tensor `i` of the plan. The weights get their name once
 /// they are complete.
+///
+/// # Errors
+/// [`ModelError::OtherFile`] if the folder has a file that this does not write, before anything is written.
 pub(crate) fn write_folder(
     folder: &Path,
     config: &ModelConfig,
@@ -46,12 +62,13 @@ pub(crate) fn write_folder(
     tensors: &[TensorPlan],
     mut data: impl FnMut(usize, &mut dyn Write) -> Result<(), ModelError>,
 ) -> Result<(), ModelError> {
-    fs::create_dir_all(folder).map_err(|error| ModelError::io(folder, error))?;
+    fs::create_dir_all(folder).map_err(at(folder))?;
+    refuse_other_files(folder)?;
     let write = |name: &str, bytes: &[u8]| {
         let path = folder.join(name);
         fs::write(&path, bytes).map_err(|error| ModelError::io(&path, error))
     };
-    let partial = Partial::create(&folder.join("model.safetensors"))?;
+    let partial = Partial::create(&folder.join(WEIGHTS))?;
     let mut out = BufWriter::with_capacity(1 << 20, partial.file());
     out.write_all(&header(tensors)).map_err(|error| partial.error(error))?;
     for index in 0..tensors.len() {
@@ -60,11 +77,13 @@ pub(crate) fn write_folder(
     out.flush().map_err(|error| partial.error(error))?;
     drop(out);
 
+    remove_config(folder)?;
+    partial.finish()?;
+    sync(folder);
     let pretty = |value: &Value| format!("{value:#}\n").into_bytes();
-    write("config.json", &pretty(&config_json(config, storage)))?;
     let eos = json!({ "bos_token_id": config.bos_token, "eos_token_id": config.eos_tokens });
-    write("generation_config.json", &pretty(&eos))?;
-    write("tokenizer.json", texts.tokenizer)?;
+    write(GENERATION_CONFIG, &pretty(&eos))?;
+    write(TOKENIZER, texts.tokenizer)?;
     let mut tokenizer_config = Map::new();
     tokenizer_config.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));
     let special = texts.special_tokens.iter().map(|(name, text)| (name.as_str(), text.as_str()));
@@ -72,8 +91,43 @@ pub(crate) fn write_folder(
     for (key, text) in special.chain(template) {
         tokenizer_config.insert(key.to_owned(), json!(text));
     }
-    write("tokenizer_config.json", &pretty(&Value::Object(tokenizer_config)))?;
-    partial.finish()
+    write(TOKENIZER_CONFIG, &pretty(&Value::Object(tokenizer_config)))?;
+    write(CONFIG, &pretty(&config_json(config, storage)))
+}
+
+/// Refuses a folder with files that are not written: readers prefer some of them, such as another chat template, and the folder would
+/// be another model.
+fn refuse_other_files(folder: &Path) -> Result<(), ModelError> {
+    let mut others = Vec::new();
+    for entry in fs::read_dir(folder).map_err(at(folder))? {
+        let name = entry.map_err(at(folder))?.file_name();
+        // What a crash left of weights is replaced.
+        let is_leftover = Path::new(&name).extension().is_some_and(|kind| kind == "partial");
+        if !is_leftover && name != KEPT && !FILES.iter().any(|file| name == *file) {
+            others.push(name.to_string_lossy().into_owned());
+        }
+    }
+    match others.into_iter().min() {
+        Some(file) => Err(ModelError::OtherFile { folder: folder.to_owned(), file }),
+        None => Ok(()),
+    }
+}
+
+/// Takes `config.json` of an older model away.
+fn remove_config(folder: &Path) -> Result<(), ModelError> {
+    let path = folder.join(CONFIG);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ModelError::io(&path, error)),
+        _ => {
+            sync(folder);
+            Ok(())
+        }
+    }
+}
+
+/// Makes the names of a folder last in the order of their changes, as far as its file system can.
+fn sync(folder: &Path) {
+    let _ = fs::File::open(folder).and_then(|folder| folder.sync_all());
 }
 
 /// Returns the safetensors header, padded with spaces to align the data to 8 bytes.
