@@ -168,7 +168,7 @@ pub fn run(mut args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let finished = match data {
         Some(data) if !interrupted => data::finish(data, &runtime),
         Some(data) if data.has_own_output() => {
-            eprintln!("OUT is written when all lines are answered: run the same command again");
+            note!("OUT is written when all lines are answered: run the same command again");
             Ok(())
         }
         _ => Ok(()),
@@ -189,7 +189,7 @@ pub fn run(mut args: BatchRunArgs) -> anyhow::Result<ExitCode> {
 fn input_bytes(input: &Path) -> anyhow::Result<Option<u64>> {
     if input.as_os_str() == "-" {
         if std::io::stdin().is_terminal() {
-            eprintln!("reading lines from the terminal until Ctrl-D");
+            note!("reading lines from the terminal until Ctrl-D");
         }
         return Ok(None);
     }
@@ -255,7 +255,7 @@ impl Summary {
 fn summarize(progress: &BatchProgress, elapsed: Duration, summary: Summary) -> anyhow::Result<()> {
     let seconds = elapsed.as_secs_f64();
     let BatchProgress { lines, completed, failed, resumed, tokens, .. } = *progress;
-    eprintln!(
+    note!(
         "{completed} of {lines} lines answered ({resumed} by earlier runs), {failed} error lines, \
          {tokens} tokens in {seconds:.1} s"
     );
@@ -272,7 +272,7 @@ fn summarize(progress: &BatchProgress, elapsed: Duration, summary: Summary) -> a
     match summary {
         Summary::None => {}
         Summary::Stdout => output::json(json)?,
-        Summary::Stderr => eprintln!("{json}"),
+        Summary::Stderr => note!("{json}"),
     }
     Ok(())
 }

@@ -241,7 +241,7 @@ async fn price(arguments: PriceArguments) -> anyhow::Result<ExitCode> {
         if !store.delete_price(&of).await.context("cannot remove the price")? {
             bail!("there is no such price: see tritmill costs prices");
         }
-        eprintln!("the price is removed");
+        note!("the price is removed");
         return Ok(ExitCode::SUCCESS);
     };
     let price = Price { currency, input, cached_input: cached_input.unwrap_or(input), output };
@@ -255,7 +255,7 @@ async fn price(arguments: PriceArguments) -> anyhow::Result<ExitCode> {
     let line = AuditEntry::from_command_line("price.set", &arguments.model, detail);
     store.record_audit(&line).await.context("cannot write the audit log")?;
     store.set_price(&of, &price).await.context("cannot set the price")?;
-    eprintln!("the price is set");
+    note!("the price is set");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -301,11 +301,11 @@ async fn budget(arguments: BudgetArguments) -> anyhow::Result<ExitCode> {
             let set_at = store.now().await.context("cannot read the time")?;
             let budget = Budget { of, currency, soft, hard, set_at };
             store.set_budget(&budget).await.context("cannot set the budget")?;
-            eprintln!("the budget is set");
+            note!("the budget is set");
         }
         _ => {
             let was_there = store.delete_budget(&of).await.context("cannot remove the budget")?;
-            eprintln!(
+            note!(
                 "{}",
                 if was_there { "the budget is removed" } else { "there was no such budget" }
             );

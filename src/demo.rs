@@ -85,14 +85,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     fs::write(&input, batch_lines(&questions, arguments.schema))
         .context("cannot write the batch lines")?;
     let count = questions.len();
-    eprintln!(
-        "The built-in model finds the date in a line of text. {count} lines from outside its"
-    );
-    eprintln!("training data run as jobs: batch file → SQLite → dispatcher → worker → engine.");
+    note!("The built-in model finds the date in a line of text. {count} lines from outside its");
+    note!("training data run as jobs: batch file → SQLite → dispatcher → worker → engine.");
     if arguments.schema {
-        eprintln!("Each answer is JSON of the schema {}.", schema());
+        note!("Each answer is JSON of the schema {}.", schema());
     }
-    eprintln!();
+    note!("");
     let (progress, elapsed) = answer(arguments, &input, &output)?;
     ensure!(progress.failed == 0, "{} of {count} lines have no answer", progress.failed);
     let answers = answers(&output)?;

@@ -77,9 +77,9 @@ async fn follow(client: &Client, id: JobId) {
     let mut events = std::pin::pin!(client.subscribe(id));
     while let Some(event) = events.next().await {
         match event {
-            Ok(JobEvent::Started) => eprintln!("{id} is running"),
-            Ok(JobEvent::Delta { text, .. }) => eprint!("{text}"),
-            Ok(JobEvent::Finished { state }) => eprintln!("\n{id} is {}", state.as_str()),
+            Ok(JobEvent::Started) => note!("{id} is running"),
+            Ok(JobEvent::Delta { text, .. }) => output::note_part(&text),
+            Ok(JobEvent::Finished { state }) => note!("\n{id} is {}", state.as_str()),
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "following {id}"),
         }
@@ -108,7 +108,7 @@ async fn known(
     for (queue, count) in queues {
         let serves = |worker: &Worker| worker.is_alive() && worker.heartbeat.queue == queue;
         if !workers.iter().any(serves) {
-            eprintln!("no worker serves {queue}: {count} of these jobs wait until one does");
+            note!("no worker serves {queue}: {count} of these jobs wait until one does");
         }
     }
     Ok(known)
@@ -139,7 +139,7 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
             bar.set_position(finished as u64);
             bar.set_message(format!("{failed} failed"));
             if !terminal {
-                eprintln!("{finished}/{total} finished, {failed} failed");
+                note!("{finished}/{total} finished, {failed} failed");
             }
         });
         let waited = waited.await;
@@ -169,8 +169,8 @@ pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
             let line = json!({ "id": id.to_string(), "cancelled": is_cancelled, "state": state });
             output::json(line)?;
             match state {
-                Some(_) if is_cancelled => eprintln!("{id}: cancelled"),
-                Some(state) => eprintln!("{id}: already finished, {state}"),
+                Some(_) if is_cancelled => note!("{id}: cancelled"),
+                Some(state) => note!("{id}: already finished, {state}"),
                 None => {
                     unknown += 1;
                     report_unknown(*id);
@@ -191,7 +191,7 @@ fn found<T>(answer: Result<T, ClientError>) -> anyhow::Result<Option<T>> {
 }
 
 fn report_unknown(id: JobId) {
-    eprintln!("no job {id}: it was never submitted to these servers, or was deleted");
+    note!("no job {id}: it was never submitted to these servers, or was deleted");
 }
 
 /// Prints jobs and returns the number of unknown ones.

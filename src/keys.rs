@@ -192,9 +192,9 @@ async fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
         let line = AuditEntry::from_command_line("key.revoke", &id.to_string(), json!({}));
         store.record_audit(&line).await.context("cannot write the audit log")?;
         match store.revoke_key(*id).await.context("cannot revoke")? {
-            true => eprintln!("{id} is revoked"),
+            true => note!("{id} is revoked"),
             false => {
-                eprintln!("{id} is not a valid key");
+                note!("{id} is not a valid key");
                 code = ExitCode::from(2);
             }
         }

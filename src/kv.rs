@@ -83,14 +83,14 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
             let mut blocks = folder.open()?;
             let deleted = blocks.prune(*bytes);
             if !folder.json {
-                eprintln!("deleted {} blocks", deleted.blocks);
+                note!("deleted {} blocks", deleted.blocks);
             }
             folder.print("", blocks.usage())?;
         }
         Command::Verify(folder) => {
             let checked = folder.open()?.verify().context("cannot read the KV blocks")?;
             for path in &checked.damaged {
-                eprintln!("damaged, deleted: {}", path.display());
+                note!("damaged, deleted: {}", path.display());
             }
             folder.print("good: ", checked.good)?;
             if !checked.damaged.is_empty() {

@@ -4,6 +4,11 @@
 //! Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 failure
 //! (with one line of error message), and others that the help of a command names.
 
+#![warn(clippy::print_stderr, reason = "it panics if standard error is closed: use `note`")]
+
+#[macro_use]
+mod output;
+
 mod admin;
 mod answering;
 mod batch_run;
@@ -27,7 +32,6 @@ mod migrate;
 mod model;
 mod operate;
 mod options;
-mod output;
 mod pulling;
 mod servers;
 mod settings;
@@ -95,7 +99,7 @@ enum Command {
     /// List workers and drain them
     #[command(subcommand)]
     Workers(operate::workers::WorkersCommand),
-    /// List and cancel batches of the HTTP API, of all tenants
+    /// Create, list, pause, retry, read and delete batches of the HTTP API, of all tenants
     #[command(subcommand)]
     Batches(operate::batches::BatchesCommand),
     /// List dead letters (jobs that failed permanently), replay or delete them
@@ -135,7 +139,7 @@ fn main() -> ExitCode {
     let mut command = match settings::apply(Cli::command()) {
         Ok(command) => command,
         Err(error) => {
-            eprintln!("error: {}", output::one_line(&error));
+            note!("error: {}", output::one_line(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -148,6 +152,9 @@ fn main() -> ExitCode {
         Err(error) => {
             // Printing fails only if the output is closed.
             let _ = error.print();
+            if let Some(origin) = settings::origin(&error) {
+                note!("The value comes from {origin}.");
+            }
             return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
@@ -185,7 +192,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", output::one_line(&error));
+            note!("error: {}", output::one_line(&error));
             ExitCode::FAILURE
         }
     };

@@ -46,6 +46,6 @@ pub fn up(url: &str, retention: Option<u32>) -> anyhow::Result<()> {
         store.retention().await
     });
     let days = migrated.context("cannot use the database")?.as_secs() / DAY.as_secs();
-    eprintln!("the database is up to date; it keeps finished jobs for {days} days");
+    note!("the database is up to date; it keeps finished jobs for {days} days");
     Ok(())
 }

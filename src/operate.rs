@@ -196,11 +196,11 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
         }
         QueueCommand::Pause(QueueArguments { queue, servers }) => {
             set_paused(&servers, &queue, true)?;
-            eprintln!("{queue} is paused: workers finish running jobs and take no new ones");
+            note!("{queue} is paused: workers finish running jobs and take no new ones");
         }
         QueueCommand::Resume(QueueArguments { queue, servers }) => {
             set_paused(&servers, &queue, false)?;
-            eprintln!("{queue} is resumed");
+            note!("{queue} is resumed");
         }
         QueueCommand::Limit(arguments) => limit(arguments)?,
         QueueCommand::MaxWait(arguments) => block_on(arguments.run())?,
@@ -214,9 +214,9 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
             })?;
             match had {
                 Some(class) => {
-                    eprintln!("{queue} had class '{class}'; the next worker sets a new one")
+                    note!("{queue} had class '{class}'; the next worker sets a new one")
                 }
-                None => eprintln!("{queue} has no class; the next worker sets one"),
+                None => note!("{queue} has no class; the next worker sets one"),
             }
         }
     }
@@ -243,8 +243,8 @@ fn limit(arguments: LimitArguments) -> anyhow::Result<()> {
         None => queue.to_string(),
     };
     match tokens {
-        Some(tokens) => eprintln!("{scope} is limited to {tokens} tokens"),
-        None => eprintln!("{scope} has no limit now"),
+        Some(tokens) => note!("{scope} is limited to {tokens} tokens"),
+        None => note!("{scope} has no limit now"),
     }
     Ok(())
 }
@@ -351,7 +351,7 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             let of = |id: &&JobId| !replays.iter().any(|replay| replay.replay_of == **id);
             let others: Vec<&JobId> = ids.iter().filter(of).collect();
             for id in &others {
-                eprintln!("{id}: not replayed: not a dead letter, or it cannot be read");
+                note!("{id}: not replayed: not a dead letter, or it cannot be read");
             }
             if !others.is_empty() {
                 return Ok(ExitCode::from(EXIT_INCOMPLETE));
@@ -362,10 +362,10 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
                 record(&store, "dead_letters.purge", "jobs", json!({ "ids": ids })).await?;
                 Ok(store.purge(&ids).await?)
             })?;
-            eprintln!("{count} dead letters deleted");
+            note!("{count} dead letters deleted");
             let wanted: HashSet<&JobId> = ids.iter().collect();
             if usize::try_from(count) != Ok(wanted.len()) {
-                eprintln!("the other ids are not dead letters");
+                note!("the other ids are not dead letters");
                 return Ok(ExitCode::from(EXIT_INCOMPLETE));
             }
         }

@@ -268,7 +268,7 @@ pub fn model_name(text: &str) -> Result<String, String> {
 }
 
 /// Returns a parser of names that lists them in help and errors.
-fn one_of<T>(names: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+pub fn one_of<T>(names: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr + Clone + Send + Sync + 'static,
     T::Err: std::error::Error + Send + Sync + 'static,

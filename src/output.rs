@@ -1,6 +1,9 @@
 //! Output of the program: log, results and errors.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::{
+    fmt,
+    io::{self, IsTerminal as _, Write as _},
+};
 
 use tracing_subscriber::{
     EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _,
@@ -18,9 +21,27 @@ pub fn start_log(traces: Option<&Traces>) {
     tracing_subscriber::registry().with(log).with(traces.map(Traces::layer)).init();
 }
 
+/// Prints a formatted line that is no result, on standard error.
+macro_rules! note {
+    ($($text:tt)*) => {
+        $crate::output::note_line(format_args!($($text)*))
+    };
+}
+
+/// See [`note`]. A reader that went away, or a full disk, must not end the program.
+pub fn note_line(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Prints a part of such a line.
+pub fn note_part(text: &str) {
+    let _ = write!(io::stderr().lock(), "{text}");
+}
+
 /// Prints one line of a result.
-pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
-    writeln!(io::stdout().lock(), "{text}")
+pub fn line(text: impl fmt::Display) -> io::Result<()> {
+    let written = writeln!(io::stdout().lock(), "{text}");
+    written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
 /// Prints one line of JSON.

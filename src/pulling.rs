@@ -93,14 +93,14 @@ impl Display {
                 // The speed is that of this download.
                 self.bar.reset_eta();
                 if self.has_lines {
-                    eprintln!("pulling {file}, {}", HumanBytes(*size));
+                    note!("pulling {file}, {}", HumanBytes(*size));
                 }
             }
             Event::Received { file, received } => {
                 self.bar.set_position(*received);
                 if self.has_lines && self.last_line.elapsed() >= LINE_INTERVAL {
                     self.last_line = Instant::now();
-                    eprintln!("{file}: {} of {}", HumanBytes(*received), HumanBytes(self.size));
+                    note!("{file}: {} of {}", HumanBytes(*received), HumanBytes(self.size));
                 }
             }
             _ => {}
@@ -109,9 +109,9 @@ impl Display {
 
     fn note(&self, text: std::fmt::Arguments<'_>) {
         if self.has_bar {
-            self.bar.suspend(|| eprintln!("note: {text}"));
+            self.bar.suspend(|| note!("note: {text}"));
         } else {
-            eprintln!("note: {text}");
+            note!("note: {text}");
         }
     }
 }

@@ -53,7 +53,7 @@ impl Signals {
     /// Sends `Drain` at the first signal and ends the process at the second.
     pub async fn stop(mut self, stop: watch::Sender<Stop>) {
         self.next().await;
-        eprintln!("stopping: running jobs finish first; signal again to stop at once");
+        note!("stopping: running jobs finish first; signal again to stop at once");
         // Fails if the run has ended.
         let _ = stop.send(Stop::Drain);
         self.next().await;

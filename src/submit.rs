@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError, LineReader, RawLine, parse_line};
+use tritmill_engine::formats::Format;
 use tritmill_queue::{
     Job, JobId, Priority, QueueName, StoreError, Tenant, Timestamp, TraceParent,
     store::{PostgresStore, Workers as _, workers::Worker},
@@ -19,7 +20,7 @@ use tritmill_queue::{
 
 use crate::{
     block_on, demo_model,
-    options::{self, RunOptions},
+    options::{self, one_of},
     output,
     servers::Servers,
 };
@@ -71,8 +72,9 @@ pub struct Arguments {
     /// Trace of the jobs for the workers' logs, a W3C traceparent
     #[arg(long, value_name = "TRACEPARENT")]
     traceparent: Option<TraceParent>,
-    #[command(flatten)]
-    run: RunOptions,
+    /// Packing of the weights of the workers, the second part of the queue's name
+    #[arg(long, default_value = "i2_s", value_parser = one_of::<Format>(&["i2_s", "tl1", "tl2"]))]
+    format: Format,
     #[command(flatten)]
     servers: Servers,
 }
@@ -82,7 +84,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.needed()?;
     let input = open(&arguments.input)?;
     block_on(async {
-        let format = arguments.run.format.to_string();
+        let format = arguments.format.to_string();
         let queue = QueueName { model: arguments.model.clone(), format };
         let store = servers.store().await?;
         let client = Client::from_servers(store.clone(), servers.dispatcher().await?);
@@ -113,9 +115,9 @@ async fn warn_without_workers(store: &PostgresStore, queue: &QueueName) -> anyho
     let workers = store.workers().await?;
     let serves = |worker: &&Worker| worker.is_alive() && worker.heartbeat.queue == *queue;
     let serving = workers.iter().filter(serves).count();
-    eprintln!("workers: {serving}");
+    note!("workers: {serving}");
     if serving == 0 {
-        eprintln!("no worker serves {queue}: jobs wait for one");
+        note!("no worker serves {queue}: jobs wait for one");
     }
     Ok(())
 }
@@ -184,7 +186,7 @@ impl<'a> Submission<'a> {
             Err(refusal) => {
                 self.refused += 1;
                 let refusal: Value = serde_json::from_str(&refusal).unwrap_or_default();
-                eprintln!("refused: {}", refusal["message"].as_str().unwrap_or_default());
+                note!("refused: {}", refusal["message"].as_str().unwrap_or_default());
             }
         }
     }
@@ -227,7 +229,7 @@ impl<'a> Submission<'a> {
                 Err(error) if is_refused_value(&error) => {
                     self.refused += 1;
                     let line = custom_id.as_deref().unwrap_or("a line without custom_id");
-                    eprintln!("refused: {line}: {error:#}");
+                    note!("refused: {line}: {error:#}");
                     ids.push(None);
                 }
                 Err(error) => return Err(error),
@@ -256,7 +258,7 @@ impl<'a> Submission<'a> {
                 Ok(ids) => return Ok(ids),
                 Err(ClientError::Busy { limit, cause, accepted, retry_after }) => {
                     let seconds = retry_after.as_secs_f32();
-                    eprintln!("queue is full at {limit}: {cause}: waiting {seconds:.1} s");
+                    note!("queue is full at {limit}: {cause}: waiting {seconds:.1} s");
                     left = left.get(accepted..).unwrap_or_default();
                     tokio::time::sleep(retry_after).await;
                 }
@@ -280,7 +282,7 @@ async fn retry(error: ClientError, failures: &mut u32) -> anyhow::Result<()> {
     if *failures >= TRIES || !may_pass {
         return Err(error).context("not submitted, or submitted without an answer");
     }
-    eprintln!("{error}: trying again");
+    note!("{error}: trying again");
     tokio::time::sleep(RETRY).await;
     Ok(())
 }

@@ -99,6 +99,6 @@ async fn limit(arguments: Limit) -> anyhow::Result<ExitCode> {
     store.record_audit(&line).await.context("cannot write the audit log")?;
     let limits = TenantLimits { file_bytes, open_batches, keys };
     store.set_tenant_limits(&Tenant(tenant), limits).await.context("cannot set the limits")?;
-    eprintln!("the limits are set");
+    note!("the limits are set");
     Ok(ExitCode::SUCCESS)
 }

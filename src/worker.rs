@@ -171,7 +171,7 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         }
     });
     let Some(started) = started else {
-        eprintln!("{STOPPED_EARLY}");
+        note!("{STOPPED_EARLY}");
         // The thread that opens models ends with the process.
         runtime.shutdown_background();
         return Ok(ExitCode::SUCCESS);
@@ -230,18 +230,19 @@ impl Ready {
             biased;
             ended = &mut work => {
                 ended?;
-                eprintln!("{STOPPED_EARLY}");
+                note!("{STOPPED_EARLY}");
                 return Ok(ExitCode::SUCCESS);
             }
             Ok(()) = first => {}
         }
-        let (listener, address) = http::listen(listen).await.context("--listen")?;
+        let (listener, address) =
+            http::listen(listen).await.with_context(|| format!("--listen {listen}"))?;
         let connections = descriptors::room_for(http::CONNECTIONS_MAX);
         let serving = tokio::spawn(http::serve(listener, Arc::new(pages), blocks, connections));
         announce(&workers, address, as_json.then_some(extra))?;
         run_while_served(work, serving, stop).await?;
         for (owner, _) in &workers {
-            eprintln!("worker {owner} is drained");
+            note!("worker {owner} is drained");
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -265,7 +266,7 @@ fn announce(
         output::line(ready)?;
     }
     for (owner, queue) in workers {
-        eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
+        note!("worker {owner} serves {queue}; health and metrics at http://{address}");
     }
     Ok(())
 }

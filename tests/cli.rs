@@ -111,3 +111,51 @@ fn built_in_model_needs_no_files() {
     let answer = json(&["model", "generate", "--chat", "--prompt", line, "--json"]);
     assert_eq!((&answer["text"], &answer["finish_reason"]), (&"2024-03-03".into(), &"stop".into()));
 }
+
+#[test]
+fn a_closed_standard_error_ends_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("in.jsonl"), "{\"prompt\": \"Due 3/3/24\"}\n").expect("IN");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tritmill"));
+    command.args(["batch", "run", "in.jsonl", "-o", "out.jsonl"]).current_dir(folder.path());
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("it starts");
+    drop(child.stderr.take());
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    let answers = std::fs::read_to_string(folder.path().join("out.jsonl")).expect("OUT");
+    assert_eq!(answers.lines().count(), 1);
+}
+
+/// Runs the program in a folder with this `tritmill.toml`; returns its exit code and standard error.
+fn with_file(text: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("tritmill.toml"), text).expect("a settings file");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tritmill"));
+    command.args(arguments).current_dir(folder.path()).env_remove("RUST_LOG");
+    let output = command.output().expect("it starts");
+    (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
+}
+
+#[test]
+fn settings_of_the_file_need_each_other_as_options_do() {
+    let serve = ["standalone", "--api", "127.0.0.1:0", "--store", "t.sqlite"];
+    for (text, problem) in [
+        ("tls-cert = 'c.pem'", "--tls-cert and --tls-key need each other"),
+        ("tls-key = 'k.pem'", "--tls-cert and --tls-key need each other"),
+        ("oidc-client-id = 'me'", "single sign-on needs --oidc-issuer"),
+        ("oidc-issuer = 'https://id.example'", "--oidc-issuer needs --oidc-client-id"),
+        ("[standalone]\nkv-peers = 'http://127.0.0.1:1'", "--kv-peers needs --kv-peer-key"),
+    ] {
+        let (code, stderr) = with_file(text, &serve);
+        assert_eq!(code, Some(1), "{text}: {stderr}");
+        assert!(stderr.contains(problem), "{text}: {stderr}");
+    }
+}
+
+#[test]
+fn refused_values_of_the_file_name_it() {
+    let (code, stderr) = with_file("threads = 'x'", &["doctor"]);
+    assert_eq!(code, Some(0), "an option that the command lacks: {stderr}");
+    let (code, stderr) = with_file("max-file-mib = 'x'", &["standalone"]);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("The value comes from tritmill.toml."), "{stderr}");
+}

@@ -292,7 +292,7 @@ async fn measure(
     let (mut engine_rates, mut queue_rates) = (Vec::new(), Vec::new());
     // The first round warms up and is not counted.
     for round in 0..=arguments.repetitions.get() {
-        eprintln!("repetition {round} of {}", arguments.repetitions);
+        note!("repetition {round} of {}", arguments.repetitions);
         let engine_time = tokio::task::block_in_place(|| through_engine(alone, work, round))?;
         let queue_time = fleet.answer(work, round, submitted).await?;
         if round > 0 {

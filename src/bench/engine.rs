@@ -127,7 +127,7 @@ fn measure(
     let reads = MemoryReads::new(options.threads(), Machine::read().memory_available_bytes);
     let mut memory_rates = vec![reads.bytes_per_s()];
     let progress = |repetition| {
-        eprintln!("repetition {} of {}", repetition + 1, workload.repetitions);
+        note!("repetition {} of {}", repetition + 1, workload.repetitions);
         memory_rates.push(reads.bytes_per_s());
     };
     let (speeds, of_backend) = if model.config().pooling.is_some() {

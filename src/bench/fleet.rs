@@ -158,13 +158,13 @@ async fn measure(
         let offset = HEARTBEAT * number / arguments.workers.get();
         workers.spawn(Arc::clone(fleet).worker(number, offset));
     }
-    eprintln!("{} workers start", arguments.workers);
+    note!("{} workers start", arguments.workers);
     sleep(SETTLE).await;
     let before = Used::read(pids);
-    eprintln!("idle for {phase:?}");
+    note!("idle for {phase:?}");
     sleep(phase).await;
     let idle = Used::read(pids).since(before);
-    eprintln!("{} jobs/s for {phase:?}", arguments.rate);
+    note!("{} jobs/s for {phase:?}", arguments.rate);
     let (started, before) = (Instant::now(), Used::read(pids));
     let client = fleet.bench.client();
     let mut ticks = interval(SUBMIT_EVERY);
@@ -221,7 +221,7 @@ impl Fleet {
     /// Notes a failed call; waits a moment.
     async fn note(&self, error: impl std::fmt::Display) {
         if self.failed_calls.fetch_add(1, Ordering::Relaxed) == 0 {
-            eprintln!("a call failed: {error}");
+            note!("a call failed: {error}");
         }
         sleep(Duration::from_millis(100)).await;
     }

@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let prompt = prompt(u64::from(index), arguments.prompt, vocab_size);
         let (time, output) = answer(&mut first, prompt.clone())?;
         ensure!(output.cached_tokens == 0, "the folder has these prompts already");
-        eprintln!("prompt {index} of {prompts}: computed in {:.3} s", time.as_secs_f64());
+        note!("prompt {index} of {prompts}: computed in {:.3} s", time.as_secs_f64());
         computed.push(time);
         // Written because a second request uses them.
         answer(&mut first, prompt)?;

@@ -190,9 +190,9 @@ async fn answer(
         };
         ended += settled.len();
         usage.add(of_commit);
-        eprint!("\r{ended} of {} jobs", jobs.len());
+        output::note_part(&format!("\r{ended} of {} jobs", jobs.len()));
     }
-    eprintln!();
+    note!("");
     let time = started.elapsed();
     // Fails if the workers have ended; their results have the reason.
     let _ = stop.send(Stop::Drain);

@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         };
         let cleaned = bench.clean_up(&submitted).await;
         if let (Err(error), Err(_)) = (&cleaned, &measured) {
-            eprintln!("cannot delete {}: {}", bench.queue, output::one_line(error));
+            note!("cannot delete {}: {}", bench.queue, output::one_line(error));
         }
         let figures = measured?;
         cleaned.map(|()| figures)
@@ -119,7 +119,7 @@ async fn measure(
     let mut figures = Figures::default();
     let count = arguments.jobs.get();
     for repetition in 1..=arguments.repetitions.get() {
-        eprintln!("repetition {repetition} of {}", arguments.repetitions);
+        note!("repetition {repetition} of {}", arguments.repetitions);
         let jobs = note(bench.jobs(count)?);
         let (producers, consumers) = (arguments.producers.get(), arguments.consumers.get());
         let submitting = bench.submit(&jobs, producers);

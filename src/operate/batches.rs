@@ -412,13 +412,13 @@ async fn add_lines(arguments: AddArguments) -> anyhow::Result<ExitCode> {
     let added = added_lines::add(&*store, &models, &batch, &bytes, bounds).await?;
     let added = added.context("the batch was deleted meanwhile")?;
     let total = added.batch.total_lines();
-    eprintln!("{id}: {} lines added, {} known, {total} in all", added.added, added.known);
+    note!("{id}: {} lines added, {} known, {total} in all", added.added, added.known);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Says that a batch is unknown.
 fn is_unknown(id: BatchId) -> bool {
-    eprintln!("no batch {id}: see tritmill batches list");
+    note!("no batch {id}: see tritmill batches list");
     false
 }
 
@@ -438,7 +438,7 @@ async fn change_one(
     // Operators open batches of a tenant beyond its limit.
     let problem = match store.change_batch(&batch.tenant, id, change, u32::MAX).await? {
         Some(Changed::Done(_)) => {
-            eprintln!("{id}: {done}");
+            note!("{id}: {done}");
             return Ok(true);
         }
         Some(Changed::Refused(batch)) => format!("it is {}", batch.state.as_str()),
@@ -446,7 +446,7 @@ async fn change_one(
         Some(Changed::Full | Changed::KeyConflict) => "the store refuses it".to_owned(),
         None => "it was deleted meanwhile".to_owned(),
     };
-    eprintln!("{id}: not {done}, {problem}");
+    note!("{id}: not {done}, {problem}");
     Ok(false)
 }
 
@@ -460,7 +460,7 @@ async fn of_each(
     let mut all = true;
     for id in &arguments.ids {
         let Some(batch) = store.batch_of_any_tenant(*id).await? else {
-            eprintln!("no batch {id}: see tritmill batches list");
+            note!("no batch {id}: see tritmill batches list");
             all = false;
             continue;
         };
@@ -468,7 +468,7 @@ async fn of_each(
         let line = AuditEntry::from_command_line(action, &id.to_string(), detail);
         store.record_audit(&line).await.context("cannot write the audit log")?;
         let (is_done, what) = act(&*store, &batch).await?;
-        eprintln!("{id}: {what}");
+        note!("{id}: {what}");
         all &= is_done;
     }
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })

@@ -31,8 +31,8 @@ pub struct ShowArguments {
 #[command(after_help = "\
 Examples:
   tritmill queue show bitnet-2b@i2_s
-  tritmill queue allow-class bitnet-2b@i2_s 9c0f…/kv-f16/head-exact/cuda
-  tritmill queue withdraw-class bitnet-2b@i2_s 9c0f…/kv-f16/head-exact/cuda
+  tritmill queue allow-class bitnet-2b@i2_s 9c0f…/kv-f16/head-BF16/draw-2/cuda
+  tritmill queue withdraw-class bitnet-2b@i2_s 9c0f…/kv-f16/head-BF16/draw-2/cuda
 
 A worker that is refused prints its class. While two classes serve a queue, each answer is of one of
 them (`tritmill results`: numerics_class). A retry may change the class; a job that a worker of one class
@@ -61,7 +61,7 @@ impl ClassArguments {
         let Self { queue, class, .. } = self;
         let is_new = self.record("queue.allow_class").await?.allow_class(queue, class).await?;
         let already = if is_new { "" } else { " already" };
-        eprintln!("workers of class '{class}' may{already} serve {queue}");
+        note!("workers of class '{class}' may{already} serve {queue}");
         Ok(())
     }
 
@@ -70,7 +70,7 @@ impl ClassArguments {
         let Self { queue, class, .. } = self;
         let was = self.record("queue.withdraw_class").await?.withdraw_class(queue, class).await?;
         ensure!(was, "class '{class}' is not allowed for {queue}: see tritmill queue show");
-        eprintln!("workers of class '{class}' drain at their next heartbeat");
+        note!("workers of class '{class}' drain at their next heartbeat");
         Ok(())
     }
 }

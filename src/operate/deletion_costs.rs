@@ -70,7 +70,7 @@ pub fn run(arguments: &DeletionCostArguments) -> anyhow::Result<ExitCode> {
                     "cannot set the cost of pod {host}: {status}: the service account may not patch pods"
                 ),
                 Err(error) => {
-                    eprintln!("cannot set the cost of pod {host}: {}", output::one_line(&error));
+                    note!("cannot set the cost of pod {host}: {}", output::one_line(&error));
                     failed += 1;
                 }
             }

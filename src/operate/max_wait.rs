@@ -53,8 +53,8 @@ impl MaxWaitArguments {
         store.record_audit(&line).await.context("cannot write the audit log")?;
         store.set_max_wait(queue, seconds.map(Duration::from_secs_f64)).await?;
         match seconds {
-            Some(seconds) => eprintln!("new jobs of {queue} wait {seconds} s at most"),
-            None => eprintln!("{queue} has no longest wait now"),
+            Some(seconds) => note!("new jobs of {queue} wait {seconds} s at most"),
+            None => note!("{queue} has no longest wait now"),
         }
         Ok(())
     }

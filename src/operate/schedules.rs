@@ -46,7 +46,7 @@ pub async fn run(arguments: ScheduleArguments) -> anyhow::Result<ExitCode> {
         if !store.delete_schedule(tenant, id).await.context("cannot delete")? {
             bail!("the tenant has no schedule {id}");
         }
-        eprintln!("{id} is deleted");
+        note!("{id} is deleted");
         return Ok(ExitCode::SUCCESS);
     }
     let mut page = Page { after: None, limit: PAGE, ascending: true };

@@ -91,7 +91,7 @@ pub fn run(command: WorkersCommand) -> anyhow::Result<ExitCode> {
                 Ok(store.request_drain(&owner).await?)
             })?;
             anyhow::ensure!(known, "no worker {owner}: see tritmill workers list");
-            eprintln!("{owner} drains with its next heartbeat");
+            note!("{owner} drains with its next heartbeat");
             Ok(ExitCode::SUCCESS)
         }
         WorkersCommand::DeletionCosts(arguments) => deletion_costs::run(&arguments),

@@ -5,11 +5,14 @@ use std::{
     process::Command,
 };
 
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 11] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/SECURITY.md",
     "docs/OPERATIONS.md",
+    "docs/BATCHES.md",
+    "docs/NOTICES.md",
+    "docs/CLIENTS.md",
     "docs/SCALING.md",
     "docs/CONTRIBUTING.md",
     "benches/RESULTS.md",

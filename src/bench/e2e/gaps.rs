@@ -156,12 +156,12 @@ async fn measure(
         ensure!(started.elapsed() < BATCH_WITHIN, "the batch does not start");
         sleep(Duration::from_millis(200)).await;
     }
-    eprintln!("the batch alone");
+    note!("the batch alone");
     let (started, before) = (Instant::now(), service.tokens().await?);
     sleep(SPAN).await;
     let done = service.tokens().await? - before;
     let batch_alone = done as f64 / started.elapsed().as_secs_f64();
-    eprintln!("the batch beside requests");
+    note!("the batch beside requests");
     let mut beside = Answers::default();
     let (started, before) = (Instant::now(), service.tokens().await?);
     for index in 0.. {

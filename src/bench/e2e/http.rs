@@ -141,13 +141,13 @@ async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Mea
     let started = Instant::now();
     let mut measured = Measured { latencies: Vec::new(), errors: 0, memory_bytes: 0, batch: None };
     for round in 1..=ROUNDS {
-        eprintln!("burst {round} of {ROUNDS}");
+        note!("burst {round} of {ROUNDS}");
         for answer in burst(service, arguments, &model, round).await? {
             match answer {
                 Ok(latency) => measured.latencies.push(latency),
                 Err(error) => {
                     measured.errors += 1;
-                    eprintln!("request failed: {error:#}");
+                    note!("request failed: {error:#}");
                 }
             }
         }

@@ -150,7 +150,7 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
         work: Arc::new(work),
         next: Arc::default(),
     };
-    eprintln!("measuring the capacity");
+    note!("measuring the capacity");
     let callers = 2 * arguments.batch().get();
     let lasts = Duration::from_secs(arguments.seconds.get());
     let capacity_per_s = capacity(&sender, callers, CAPACITY_FOR.min(lasts)).await?;
@@ -160,7 +160,7 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
         Duration::from_secs_f64,
     );
     let rate = TIMES * capacity_per_s;
-    eprintln!(
+    note!(
         "offering {rate:.1} requests/s for {} s, each with {:.1} s",
         arguments.seconds,
         deadline.as_secs_f64()
@@ -183,8 +183,8 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
         counts = offer(&sender, rate, lasts, deadline) => counts?,
         () = watching => bail!("the watch ended"),
     };
-    eprintln!("all requests have ended after {:.1} s", started.elapsed().as_secs_f64());
-    eprintln!("measuring the capacity again");
+    note!("all requests have ended after {:.1} s", started.elapsed().as_secs_f64());
+    note!("measuring the capacity again");
     let capacity_after = capacity(&sender, callers, CAPACITY_FOR.min(lasts)).await?;
     let capacities_per_s = [capacity_per_s, capacity_after];
     let (memory_peak, redis_peak) = *peaks.lock();

@@ -116,7 +116,7 @@ async fn measure_all(
 ) -> anyhow::Result<(Rates, Vec<Measured>)> {
     let (mut rates, mut measured) = (None, Vec::new());
     for scenario in arguments.scenarios() {
-        eprintln!("{}", scenario.name());
+        note!("{}", scenario.name());
         let target = match scenario {
             Scenario::LongSteps => NO_TARGET,
             _ => arguments.step_target,
@@ -271,7 +271,7 @@ async fn phase(
                 Ok(answer) => answers.add(answer),
                 Err(error) => {
                     failed += 1;
-                    eprintln!("a caller was not answered: {error:#}");
+                    note!("a caller was not answered: {error:#}");
                 }
             },
         }
