@@ -7,8 +7,8 @@
 //!
 //! There is no clock (`strftime_now` is undefined) and no chance (`random` takes the first item): the same messages
 //! give the same prompt. A template comes with a model file and is not trusted: it changes no value that it gets, as in
-//! Jinja's immutable sandbox, and its instructions are limited to [`FUEL`]. A template that does not parse refuses
-//! conversations and nothing else.
+//! Jinja's immutable sandbox, its instructions are limited to [`FUEL`], and their cost by [`limits`]. A template that does
+//! not parse refuses conversations and nothing else.
 
 mod answer;
 mod calls;
@@ -19,6 +19,8 @@ mod filters;
 mod format;
 mod globals;
 mod json;
+mod limits;
+mod list_filters;
 mod methods;
 mod operators;
 mod string_methods;
@@ -39,7 +41,7 @@ pub use thinking::{calls_after_thinking, text_after_thinking};
 use self::translate::Reads;
 
 use minijinja::{
-    AutoEscape, Environment, Error, Value, context, syntax::SyntaxConfig, value::Serde,
+    AutoEscape, Environment, Error, State, Value, context, syntax::SyntaxConfig, value::Serde,
 };
 
 /// Most instructions of one rendering; real templates need about 50 per message.
@@ -135,7 +137,10 @@ impl ChatTemplate {
             tools => Value::from(Serde(&tools)),
             ..Value::from(Serde(&arguments)),
         };
-        template.render(values).map_err(refused)
+        limits::begin();
+        let rendered = template.render(values).map_err(refused)?;
+        limits::check().map_err(refused)?;
+        Ok(rendered)
     }
 
     /// Returns whether the template has this word, such as the name of a variable.
@@ -157,6 +162,13 @@ impl ChatTemplate {
 /// Bytes that a rendering has written.
 struct Written(usize);
 
+/// Counts what is written, before it is.
+fn count_written(state: &mut State<'_, '_>, length: usize) -> Result<(), Error> {
+    let Written(written) = state.get_or_insert_extension(Written(0));
+    *written = written.saturating_add(length);
+    limits::check_length(*written)
+}
+
 fn parse(source: &str) -> Result<Parsed, TemplateError> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -168,14 +180,14 @@ fn parse(source: &str) -> Result<Parsed, TemplateError> {
     environment.set_formatter(|out, state, value| {
         let is_plain = matches!(state.auto_escape(), AutoEscape::None);
         let text = if is_plain { text::to_text(value) } else { filters::escape(value) };
-        let Written(written) = state.get_or_insert_extension(Written(0));
-        *written += text.len();
-        text::check_length(*written)?;
+        count_written(state, text.len())?;
         out.write_str(&text).map_err(Error::from)
     });
+    environment.add_function("__texts", count_written);
     operators::add_to(&mut environment);
     globals::add_to(&mut environment);
     filters::add_to(&mut environment);
+    list_filters::add_to(&mut environment);
     text_filters::add_to(&mut environment);
     json::add_to(&mut environment);
     let (translated, reads) =

@@ -7,11 +7,16 @@ use super::{tokens::Token, translate::SyntaxError};
 
 /// Deepest nesting of an expression.
 const DEPTH: usize = 60;
+/// Most links of the chains in one tag: attributes, items, calls, filters, tests and conditions. Each nests the translation.
+const LINKS_MAX: usize = 500;
+/// Methods of loops that minijinja would run without bounds.
+const LOOP_METHODS: [&str; 2] = ["changed", "cycle"];
 
 /// A reader of the tokens of one tag.
 pub(super) struct Expressions {
     tokens: std::iter::Peekable<std::vec::IntoIter<Token>>,
     depth: usize,
+    links: usize,
     /// Whether `varargs` or `kwargs` was read: a macro takes any arguments.
     pub has_any_arguments: bool,
     /// Values of which `type` or `text` was read.
@@ -28,6 +33,7 @@ impl Expressions {
         Self {
             tokens: tokens.into_iter().peekable(),
             depth: 0,
+            links: 0,
             has_any_arguments: false,
             parts: Vec::new(),
             asks_for_strings: false,
@@ -52,6 +58,18 @@ impl Expressions {
         }
     }
 
+    /// Takes the next token, which is a name to assign to.
+    pub fn assigned_name(&mut self) -> Translated {
+        let name = self.name()?;
+        let is_constant =
+            ["true", "false", "none", "True", "False", "None"].contains(&name.as_str());
+        // The functions that translations call have such names.
+        if is_constant || name.starts_with("__") {
+            return Err(SyntaxError::new(format!("can't assign to '{name}'")));
+        }
+        Ok(name)
+    }
+
     /// Takes this operator.
     pub fn expect(&mut self, sign: &'static str) -> Result<(), SyntaxError> {
         if self.takes(sign) { Ok(()) } else { Err(unexpected(self.tokens.peek(), sign)) }
@@ -73,6 +91,26 @@ impl Expressions {
             Ok(())
         } else {
             Err(unexpected(self.tokens.peek(), "the end of the tag"))
+        }
+    }
+
+    /// Begins a part that is nested, up to where the depth is counted down.
+    fn nest(&mut self) -> Result<(), SyntaxError> {
+        self.depth += 1;
+        if self.depth <= DEPTH {
+            Ok(())
+        } else {
+            Err(SyntaxError::new("an expression is nested too deeply"))
+        }
+    }
+
+    /// Counts a link of a chain.
+    fn link(&mut self) -> Result<(), SyntaxError> {
+        self.links += 1;
+        if self.links <= LINKS_MAX {
+            Ok(())
+        } else {
+            Err(SyntaxError::new(format!("more than {LINKS_MAX} links in the chains of a tag")))
         }
     }
 
@@ -131,14 +169,13 @@ impl Expressions {
     /// One name to assign to, or a tuple in parentheses.
     pub fn one_target(&mut self) -> Translated {
         if self.takes("(") {
+            self.nest()?;
             let inner = self.target()?;
             self.expect(")")?;
+            self.depth -= 1;
             return Ok(inner);
         }
-        let name = self.name()?;
-        if ["true", "false", "none", "True", "False", "None"].contains(&name.as_str()) {
-            return Err(SyntaxError::new(format!("can't assign to '{name}'")));
-        }
+        let name = self.assigned_name()?;
         if self.takes(".") {
             return Ok(format!("{name}.{}", self.name()?));
         }
@@ -147,12 +184,10 @@ impl Expressions {
 
     /// One expression.
     pub fn expression(&mut self) -> Translated {
-        self.depth += 1;
-        if self.depth > DEPTH {
-            return Err(SyntaxError::new("an expression is nested too deeply"));
-        }
+        self.nest()?;
         let mut value = self.or()?;
         while self.takes_word("if") {
+            self.link()?;
             let condition = self.or()?;
             let other = if self.takes_word("else") {
                 format!(" else {}", self.expression()?)
@@ -168,6 +203,7 @@ impl Expressions {
     fn or(&mut self) -> Translated {
         let mut value = self.and()?;
         while self.takes_word("or") {
+            self.link()?;
             value = format!("({value} or {})", self.and()?);
         }
         Ok(value)
@@ -176,6 +212,7 @@ impl Expressions {
     fn and(&mut self) -> Translated {
         let mut value = self.not()?;
         while self.takes_word("and") {
+            self.link()?;
             value = format!("({value} and {})", self.not()?);
         }
         Ok(value)
@@ -246,10 +283,7 @@ impl Expressions {
     }
 
     fn unary(&mut self, with_filters: bool) -> Translated {
-        self.depth += 1;
-        if self.depth > DEPTH {
-            return Err(SyntaxError::new("an expression is nested too deeply"));
-        }
+        self.nest()?;
         let mut value = if self.takes("-") {
             format!("__negative({})", self.unary(false)?)
         } else if self.takes("+") {
@@ -301,7 +335,7 @@ impl Expressions {
             Some(Token::Sign("{")) => {
                 let mut parts = Vec::new();
                 while !self.takes("}") {
-                    let key = self.expression()?;
+                    let key = key(self.expression()?);
                     self.expect(":")?;
                     parts.push(format!("{key}: {}", self.expression()?));
                     if !self.takes(",") && !self.is_sign(&["}"]) {
@@ -315,9 +349,15 @@ impl Expressions {
     }
 
     fn postfix(&mut self, mut value: String) -> Translated {
-        loop {
+        while self.is_sign(&[".", "[", "("]) {
+            self.link()?;
             if self.takes(".") {
                 value = match self.tokens.next() {
+                    Some(Token::Name(name))
+                        if self.is_sign(&["("]) && LOOP_METHODS.contains(&name.as_str()) =>
+                    {
+                        loop_method(&value, &name, &self.arguments()?)
+                    }
                     // A method is minijinja's to call.
                     Some(Token::Name(name)) if self.is_sign(&["("]) => format!("{value}.{name}"),
                     Some(Token::Name(name)) => {
@@ -329,12 +369,11 @@ impl Expressions {
                 };
             } else if self.takes("[") {
                 value = self.subscript(&value)?;
-            } else if self.is_sign(&["("]) {
-                value = format!("{value}{}", self.arguments()?);
             } else {
-                return Ok(value);
+                value = format!("{value}{}", self.arguments()?);
             }
         }
+        Ok(value)
     }
 
     fn subscript(&mut self, value: &str) -> Translated {
@@ -382,9 +421,9 @@ impl Expressions {
         let mut parts = Vec::new();
         while !self.takes(")") {
             if self.takes("**") {
-                parts.push(format!("**{}", self.expression()?));
+                parts.push(format!("**__spread({})", self.expression()?));
             } else if self.takes("*") {
-                parts.push(format!("*{}", self.expression()?));
+                parts.push(format!("*__spread({})", self.expression()?));
             } else {
                 let value = self.expression()?;
                 let is_name = !value.is_empty()
@@ -403,23 +442,24 @@ impl Expressions {
     }
 
     fn filters(&mut self, mut value: String) -> Translated {
-        loop {
+        while self.is_sign(&["|", "("]) || self.is_word(&["is"]) {
+            self.link()?;
             if self.takes("|") {
                 value = format!("({value}|{})", self.filter()?);
             } else if self.takes_word("is") {
                 value = self.test(&value)?;
-            } else if self.is_sign(&["("]) {
-                value = format!("{value}{}", self.arguments()?);
             } else {
-                return Ok(value);
+                value = format!("{value}{}", self.arguments()?);
             }
         }
+        Ok(value)
     }
 
     /// Filters without the value that they are applied to, with `|` between.
     pub fn filter_chain(&mut self) -> Translated {
         let mut chain = self.filter()?;
         while self.takes("|") {
+            self.link()?;
             chain = format!("{chain}|{}", self.filter()?);
         }
         Ok(chain)
@@ -428,6 +468,7 @@ impl Expressions {
     fn filter(&mut self) -> Translated {
         let mut name = self.name()?;
         while self.takes(".") {
+            self.link()?;
             name = format!("{name}.{}", self.name()?);
         }
         if self.is_sign(&["("]) { Ok(format!("{name}{}", self.arguments()?)) } else { Ok(name) }
@@ -464,6 +505,21 @@ impl Expressions {
 /// Returns whether an expression is the content of a message.
 pub(super) fn is_content(value: &str) -> bool {
     value.ends_with("content") || value.ends_with("'content')")
+}
+
+/// Returns a key of a mapping. What is no literal is checked when it is known.
+fn key(value: String) -> String {
+    let text = value.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\''));
+    let is_literal = text.is_some_and(|text| !text.contains('\''));
+    if is_literal { value } else { format!("__key({value})") }
+}
+
+/// Returns the call of a method of a loop, by way of a function.
+fn loop_method(value: &str, name: &str, arguments: &str) -> String {
+    match arguments.strip_prefix('(') {
+        None | Some(")") => format!("__loop({value}, '{name}')"),
+        Some(given) => format!("__loop({value}, '{name}', {given}"),
+    }
 }
 
 /// Returns an attribute: of an object, or of a number.

@@ -1,6 +1,6 @@
 //! Filters of Jinja on values and lists.
 //!
-//! Of the filters of minijinja those stay that do the same: `batch`, `map`, `reject`, `rejectattr`, `reverse`, `safe`, `select`, `selectattr`, `slice`.
+//! See also [`list_filters`](super::list_filters) and [`text_filters`](super::text_filters).
 
 use std::cmp::Ordering;
 
@@ -10,8 +10,9 @@ use minijinja::{
 };
 
 use super::{
+    limits::{keep, take, take_items, take_text},
     operators::{equal, order},
-    text::{check_length, error, float, integer, of_integer, repr, to_text, type_name},
+    text::{error, float, integer, of_integer, to_text, type_name},
 };
 
 /// What minijinja has and Jinja has not.
@@ -34,10 +35,11 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("forceescape", |value: Value| {
         Value::from_safe_string(escape_text(&to_text(&value)))
     });
+    environment.add_filter("safe", |value: Value| Value::from_safe_string(to_text(&value)));
     // Items of a mapping are no attributes.
-    environment.add_filter("attr", |value: Value, name: String| match value.kind() {
+    environment.add_filter("attr", |value: Value, name: Value| match value.kind() {
         ValueKind::Map => Ok(Value::UNDEFINED),
-        _ => value.get_attr(&name),
+        _ => value.get_attr(name.as_str().unwrap_or_default()),
     });
     for name in ["default", "d"] {
         environment.add_filter(name, default);
@@ -47,12 +49,8 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         (None, Some(value)) => Ok(Value::from(value.abs())),
         (None, None) => Err(error(format!("bad operand type for abs(): '{}'", type_name(&value)))),
     });
-    environment.add_filter("first", |value: Value| -> Result<Value, Error> {
-        Ok(letters(&value)?.into_iter().next().unwrap_or(Value::UNDEFINED))
-    });
-    environment.add_filter("last", |value: Value| -> Result<Value, Error> {
-        Ok(letters(&value)?.pop().unwrap_or(Value::UNDEFINED))
-    });
+    environment.add_filter("first", |value: Value| end(&value, false));
+    environment.add_filter("last", |value: Value| end(&value, true));
     environment.add_filter("list", list);
     environment.add_filter("join", join);
     environment.add_filter("int", int);
@@ -102,18 +100,25 @@ pub(super) fn iterate(value: &Value) -> Result<Vec<Value>, Error> {
     if value.is_undefined() {
         return Ok(Vec::new());
     }
-    match value.is_none() {
-        true => Err(error("'NoneType' object is not iterable")),
-        false => Ok(value.try_iter()?.collect()),
+    if value.is_none() {
+        return Err(error("'NoneType' object is not iterable"));
     }
+    take_items(value.len().unwrap_or(0))?;
+    Ok(value.try_iter()?.collect())
 }
 
-/// Returns the items of a value that is not undefined; those of a string are its characters.
-fn letters(value: &Value) -> Result<Vec<Value>, Error> {
+/// Returns the first or the last item of a value that is not undefined; those of a string are its characters.
+fn end(value: &Value, is_last: bool) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(error("the value is undefined"));
     }
-    iterate(value)
+    if let (ValueKind::String, Some(text)) = (value.kind(), value.as_str()) {
+        let letter = if is_last { text.chars().next_back() } else { text.chars().next() };
+        return Ok(letter.map_or(Value::UNDEFINED, Value::from));
+    }
+    let mut items = iterate(value)?.into_iter();
+    let item = if is_last { items.next_back() } else { items.next() };
+    Ok(item.unwrap_or(Value::UNDEFINED))
 }
 
 fn default(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
@@ -140,7 +145,10 @@ pub(super) fn escape_text(text: &str) -> String {
 
 fn length(value: Value) -> Result<Value, Error> {
     let length = match value.as_str() {
-        Some(text) => Some(text.chars().count()),
+        Some(text) => {
+            take(text.len())?;
+            Some(text.chars().count())
+        }
         None if value.is_undefined() => Some(0),
         None => value.len(),
     };
@@ -163,7 +171,7 @@ fn join(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> 
     let parts: Vec<String> = items.iter().map(to_text).collect();
     let separator = to_text(&separator);
     let separators = parts.len().saturating_mul(separator.len());
-    check_length(parts.iter().map(String::len).sum::<usize>().saturating_add(separators))?;
+    take_text(parts.iter().map(String::len).sum::<usize>().saturating_add(separators))?;
     Ok(Value::from(parts.join(&separator)))
 }
 
@@ -178,11 +186,12 @@ pub(super) fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Parses a number as Python's `int` and `float` do: with white space around it and `_` inside.
-fn number_text(text: &str) -> Option<String> {
+/// Reads a text as Python's `int` and `float` do: with white space around the number and `_` inside.
+fn number_text(text: &str) -> Result<Option<String>, Error> {
+    take(text.len())?;
     let text = text.trim_matches(super::text::is_space);
     let is_wrong = text.starts_with('_') || text.ends_with('_') || text.contains("__");
-    (!is_wrong).then(|| text.replace('_', ""))
+    Ok((!is_wrong).then(|| text.replace('_', "")))
 }
 
 fn int(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
@@ -195,7 +204,7 @@ fn int(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     #[allow(clippy::cast_possible_truncation, reason = "checked to be in range")]
     let whole =
         |value: f64| (value.is_finite() && value.abs() < 1e38).then(|| value.trunc() as i128);
-    let parsed = match value.as_str().map(number_text) {
+    let parsed = match value.as_str().map(number_text).transpose()? {
         Some(None) => None,
         Some(Some(text)) => {
             let lower = text.to_ascii_lowercase();
@@ -212,7 +221,8 @@ fn int(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
             let digits = digits.strip_prefix(prefix).unwrap_or(digits);
             let radix =
                 u32::try_from(base).ok().filter(|base| (2..=36).contains(base)).unwrap_or(10);
-            let integer = i128::from_str_radix(digits, radix).ok().map(|value| sign * value);
+            let integer = i128::from_str_radix(digits, radix).ok();
+            let integer = integer.and_then(|value| value.checked_mul(sign));
             integer.or_else(|| text.parse().ok().and_then(whole))
         }
         None => integer(&value).or_else(|| float(&value).and_then(whole)),
@@ -227,7 +237,7 @@ fn to_float(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Err
         return Err(error("the value is undefined"));
     }
     let parsed = match value.as_str() {
-        Some(text) => number_text(text).and_then(|text| text.parse().ok()),
+        Some(text) => number_text(text)?.and_then(|text| text.parse().ok()),
         None => float(&value),
     };
     Ok(parsed.map_or(default, Value::from))
@@ -284,7 +294,7 @@ fn sum(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
 /// A key to compare: without the difference of upper and lower case, if wanted.
 fn key(value: Value, is_case_sensitive: bool) -> Value {
     match value.as_str() {
-        Some(text) if !is_case_sensitive => Value::from(text.to_lowercase()),
+        Some(_) if !is_case_sensitive => Value::from(to_text(&value).to_lowercase()),
         _ => value,
     }
 }
@@ -299,19 +309,28 @@ pub(super) fn sort_by<T>(
     for item in items.drain(..) {
         keyed.push((key(&item)?, item));
     }
-    let mut failed = None;
-    keyed.sort_by(|(a, _), (b, _)| match order(a, b) {
-        Ok(order) => {
-            let order = order.unwrap_or(Ordering::Equal);
-            if is_reversed { order.reverse() } else { order }
-        }
-        Err(error) => {
-            failed = Some(error);
-            Ordering::Equal
-        }
-    });
-    items.extend(keyed.into_iter().map(|(_, item)| item));
-    failed.map_or(Ok(()), Err)
+    items.extend(merge_sort(keyed, is_reversed)?.into_iter().map(|(_, item)| item));
+    Ok(())
+}
+
+/// Sorts halves and merges them. The standard library's sort cannot stop at an error, and may panic where some values have no
+/// order, as numbers and NaN.
+fn merge_sort<T>(mut items: Vec<(Value, T)>, is_reversed: bool) -> Result<Vec<(Value, T)>, Error> {
+    if items.len() < 2 {
+        return Ok(items);
+    }
+    let right = items.split_off(items.len() / 2);
+    let mut left = merge_sort(items, is_reversed)?.into_iter().peekable();
+    let mut right = merge_sort(right, is_reversed)?.into_iter().peekable();
+    let before = if is_reversed { Ordering::Greater } else { Ordering::Less };
+    let mut merged = Vec::with_capacity(left.len() + right.len());
+    while let (Some((a, _)), Some((b, _))) = (left.peek(), right.peek()) {
+        let is_right = order(b, a)? == Some(before);
+        merged.extend(if is_right { right.next() } else { left.next() });
+    }
+    merged.extend(left);
+    merged.extend(right);
+    Ok(merged)
 }
 
 fn sort(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
@@ -365,13 +384,17 @@ fn groupby(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Erro
         let value = attribute(item, &path)?;
         Ok(default.clone().filter(|_| value.is_undefined()).unwrap_or(value))
     };
-    let mut items = iterate(&value)?;
+    let mut items = iterate(&keep(value)?)?;
     sort_by(&mut items, |item| Ok(key(group(item)?, is_case_sensitive)), false)?;
     let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
     for item in items {
         let name = group(&item)?;
         let compared = key(name.clone(), is_case_sensitive);
-        match groups.last_mut().filter(|(last, ..)| equal(last, &compared)) {
+        let is_same = match groups.last() {
+            Some((last, ..)) => equal(last, &compared)?,
+            None => false,
+        };
+        match groups.last_mut().filter(|_| is_same) {
             Some((.., members)) => members.push(item),
             None => groups.push((compared, name, vec![item])),
         }
@@ -405,10 +428,6 @@ impl minijinja::value::Object for Group {
     fn enumerate(self: &std::sync::Arc<Self>) -> minijinja::value::Enumerator {
         minijinja::value::Enumerator::Seq(2)
     }
-
-    fn render(self: &std::sync::Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "({}, {})", repr(&self.grouper), repr(&self.list))
-    }
 }
 
 fn items(value: Value) -> Result<Value, Error> {
@@ -419,6 +438,7 @@ fn items(value: Value) -> Result<Value, Error> {
                 let item = value.get_item(&key)?;
                 Ok(Value::from(Tuple::from([key, item])))
             };
+            take_items(value.len().unwrap_or(0))?;
             value.try_iter()?.map(pair).collect::<Result<Vec<Value>, Error>>().map(Value::from)
         }
         _ => Err(error("Can only get item pairs from a mapping.")),
@@ -436,7 +456,14 @@ fn unique(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error
             None => item.clone(),
         };
         let compared = key(compared, is_case_sensitive);
-        if !seen.iter().any(|other| equal(other, &compared)) {
+        let mut is_new = true;
+        for other in &seen {
+            if equal(other, &compared)? {
+                is_new = false;
+                break;
+            }
+        }
+        if is_new {
             seen.push(compared);
             items.push(item);
         }

@@ -6,12 +6,10 @@
 use minijinja::{Error, Value, value::Kwargs};
 
 use super::{
-    filters::escape,
+    filters::{escape, iterate},
+    limits::grow,
     operators::item,
-    text::{
-        ascii, check_length, error, exponent_text, float, float_text, integer, repr, to_text,
-        type_name,
-    },
+    text::{ascii, error, exponent_text, float, float_text, integer, repr, to_text, type_name},
 };
 
 /// Widest field and most digits.
@@ -174,8 +172,7 @@ fn digits(rest: &str) -> Result<(Option<usize>, &str), Error> {
 /// `template % values`.
 pub(super) fn percent(template: &str, values: &Value, is_safe: bool) -> Result<Value, Error> {
     let is_mapping = values.kind() == minijinja::value::ValueKind::Map;
-    let given: Vec<Value> =
-        if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
+    let given = if values.is_tuple() { iterate(values)? } else { vec![values.clone()] };
     let (mut out, mut rest, mut used) = (String::new(), template, 0);
     let mut uses_names = false;
     let mut take = || {
@@ -183,7 +180,7 @@ pub(super) fn percent(template: &str, values: &Value, is_safe: bool) -> Result<V
         given.get(used - 1).cloned().ok_or_else(|| error("not enough arguments for format string"))
     };
     while let Some(start) = rest.find('%') {
-        out += &rest[..start];
+        grow(&mut out, &rest[..start])?;
         rest = &rest[start + 1..];
         let named = match rest.strip_prefix('(') {
             None => None,
@@ -243,10 +240,9 @@ pub(super) fn percent(template: &str, values: &Value, is_safe: bool) -> Result<V
             Some(value) => value,
             None => take()?,
         };
-        out += &percent_field(kind, spec, &value, is_safe)?;
-        check_length(out.len())?;
+        grow(&mut out, &percent_field(kind, spec, &value, is_safe)?)?;
     }
-    out += rest;
+    grow(&mut out, rest)?;
     // Python counts a list as a mapping here.
     let is_list = values.kind() == minijinja::value::ValueKind::Seq && !values.is_tuple();
     let are_numbered = !uses_names && !is_mapping;
@@ -323,7 +319,7 @@ impl Fields<'_> {
     fn write(&mut self, template: &str, depth: usize) -> Result<String, Error> {
         let (mut out, mut rest) = (String::new(), template);
         while let Some(start) = rest.find(['{', '}']) {
-            out += &rest[..start];
+            grow(&mut out, &rest[..start])?;
             let brace = &rest[start..=start];
             rest = &rest[start + 1..];
             if let Some(after) = rest.strip_prefix(brace) {
@@ -338,11 +334,11 @@ impl Fields<'_> {
             if depth == 0 {
                 return Err(error("Max string recursion exceeded"));
             }
-            out += &self.field(&rest[..end], depth)?;
-            check_length(out.len())?;
+            grow(&mut out, &self.field(&rest[..end], depth)?)?;
             rest = &rest[end + 1..];
         }
-        Ok(out + rest)
+        grow(&mut out, rest)?;
+        Ok(out)
     }
 
     /// Writes what stands between braces: `name!conversion:spec`.

@@ -14,13 +14,16 @@ use minijinja::{
 };
 
 use super::{
+    limits::{take_items, take_text},
     methods::{arguments, from_keys},
-    operators::{contains, equal, order},
+    operators::{contains, equal, key, order},
     text::{error, float, integer, is_space, of_integer, to_text, type_name},
 };
 
 /// Longest range, as in Jinja's sandbox.
 const RANGE_MAX: u128 = 100_000;
+/// Most names that a namespace begins with.
+const NAMES_MAX: usize = 255;
 
 /// What minijinja has and Jinja has not.
 const FOREIGN_TESTS: [&str; 4] = ["startingwith", "endingwith", "safe", "int"];
@@ -60,15 +63,16 @@ fn add_tests(environment: &mut Environment<'_>) {
         is_range || is_text || matches!(value.kind(), ValueKind::Seq | ValueKind::Map)
     });
     environment.add_test("iterable", |value: Value| {
-        value.is_undefined() || (!value.is_none() && value.try_iter().is_ok())
+        let is_text = matches!(value.kind(), ValueKind::Undefined | ValueKind::String);
+        is_text || (!value.is_none() && value.try_iter().is_ok())
     });
     environment.add_test("number", |value: Value| float(&value).is_some());
     environment.add_test("integer", |value: Value| value.is_number() && value.is_integer());
     environment.add_test("eq", |a: Value, b: Value| equal(&a, &b));
     environment.add_test("equalto", |a: Value, b: Value| equal(&a, &b));
     environment.add_test("==", |a: Value, b: Value| equal(&a, &b));
-    environment.add_test("ne", |a: Value, b: Value| !equal(&a, &b));
-    environment.add_test("!=", |a: Value, b: Value| !equal(&a, &b));
+    environment.add_test("ne", |a: Value, b: Value| equal(&a, &b).map(|is_equal| !is_equal));
+    environment.add_test("!=", |a: Value, b: Value| equal(&a, &b).map(|is_equal| !is_equal));
     environment.add_test("in", |value: Value, values: Value| contains(&values, &value));
     type Holds = fn(std::cmp::Ordering) -> bool;
     let comparisons: [(&'static str, Holds); 10] = [
@@ -90,13 +94,13 @@ fn add_tests(environment: &mut Environment<'_>) {
     }
     let remainder = |value: &Value, by: &Value| super::operators::binary("%", value, by);
     let is_remainder = move |value: &Value, by: i64, wanted: i64| -> Result<bool, Error> {
-        Ok(equal(&remainder(value, &Value::from(by))?, &Value::from(wanted)))
+        equal(&remainder(value, &Value::from(by))?, &Value::from(wanted))
     };
     environment.add_test("odd", move |value: Value| is_remainder(&value, 2, 1));
     environment.add_test("even", move |value: Value| is_remainder(&value, 2, 0));
     environment.add_test("divisibleby", move |value: Value, by: Rest<Value>, named: Kwargs| {
         let by = super::filters::option(&by, &named, 0, "num")?.unwrap_or_default();
-        Ok::<_, Error>(equal(&remainder(&value, &by)?, &Value::from(0)))
+        equal(&remainder(&value, &by)?, &Value::from(0))
     });
     let case = |value: &Value, is_wanted: fn(char) -> bool, is_other: fn(char) -> bool| {
         let text = to_text(value);
@@ -173,6 +177,7 @@ impl Object for Range {
 /// Reads the arguments of `dict` and `namespace`.
 fn pairs(values: &[Value], named: &Kwargs) -> Result<Vec<(Value, Value)>, Error> {
     let mut pairs: Vec<(Value, Value)> = Vec::new();
+    take_items(values.first().and_then(Value::len).unwrap_or(0))?;
     match values {
         [] => {}
         [mapping] if mapping.kind() == ValueKind::Map => {
@@ -183,11 +188,12 @@ fn pairs(values: &[Value], named: &Kwargs) -> Result<Vec<(Value, Value)>, Error>
         }
         [items] => {
             for item in items.try_iter()? {
-                let pair: Vec<Value> = item.try_iter()?.collect();
-                let Ok([key, value]) = <[Value; 2]>::try_from(pair) else {
+                let pair: Vec<Value> = item.try_iter()?.take(3).collect();
+                let Ok([name, value]) = <[Value; 2]>::try_from(pair) else {
                     return Err(error("dictionary update sequence element is not a pair"));
                 };
-                pairs.push((key, value));
+                key(&name)?;
+                pairs.push((name, value));
             }
         }
         _ => return Err(error("dict expected at most 1 argument")),
@@ -204,6 +210,9 @@ fn namespace(values: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let pairs = pairs(&values, &named)?;
     if pairs.iter().any(|(name, _)| name.as_str().is_some_and(|name| name.starts_with('_'))) {
         return Err(error("a namespace has no names with _"));
+    }
+    if pairs.len() > NAMES_MAX {
+        return Err(error(format!("a namespace begins with more than {NAMES_MAX} names")));
     }
     let texts = pairs.into_iter().map(|(name, value)| (to_text(&name), value));
     let defaults = Value::from_pairs(texts);
@@ -239,8 +248,8 @@ impl Object for Dict {
 
 /// `joiner`: nothing at the first call, then the separator.
 #[derive(Debug)]
-struct Joiner {
-    separator: Value,
+pub(super) struct Joiner {
+    pub separator: Value,
     calls: AtomicUsize,
 }
 
@@ -253,12 +262,16 @@ impl Object for Joiner {
         let is_first = self.calls.fetch_add(1, Ordering::Relaxed) == 0;
         Ok(if is_first { Value::from("") } else { self.separator.clone() })
     }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<joiner>")
+    }
 }
 
 /// `cycler`: its items in turn.
 #[derive(Debug)]
-struct Cycler {
-    items: Vec<Value>,
+pub(super) struct Cycler {
+    pub items: Vec<Value>,
     at: AtomicUsize,
 }
 
@@ -296,6 +309,10 @@ impl Object for Cycler {
             _ => Err(Error::from(ErrorKind::UnknownMethod)),
         }
     }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<cycler>")
+    }
 }
 
 /// `lipsum`: text to fill a page. Jinja's is random; this is always the same.
@@ -320,5 +337,6 @@ fn lipsum(values: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
         .map(|_| if is_html { format!("<p>{paragraph}</p>") } else { paragraph.clone() })
         .collect();
     let joined = paragraphs.join(if is_html { "\n" } else { "\n\n" });
+    take_text(joined.len())?;
     Ok(if is_html { Value::from_safe_string(joined) } else { Value::from(joined) })
 }

@@ -7,13 +7,12 @@ use minijinja::{
 
 use super::{
     globals::Range,
-    text::{check_length, error, float, float_text, integer, type_name},
+    limits::{check_length, take, take_items, visit},
+    text::{error, float, float_text, integer, type_name},
 };
 
 /// Longest indent of a level.
 const INDENT_MAX: usize = 64;
-/// Deepest nesting of a value that is written.
-const DEPTH: usize = 100;
 
 pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("tojson", to_json);
@@ -38,11 +37,11 @@ fn to_json(value: Value, values: Rest<Value>, named: Kwargs) -> Result<String, E
     let indent = match option(1, "indent")? {
         None => None,
         Some(indent) => match (integer(&indent), indent.as_str()) {
-            (Some(width), _) => {
-                Some(" ".repeat(usize::try_from(width.clamp(0, INDENT_MAX as i128)).unwrap_or(0)))
+            (Some(width), _) if width <= INDENT_MAX as i128 => {
+                Some(" ".repeat(usize::try_from(width).unwrap_or(0)))
             }
             (None, Some(text)) if text.len() <= INDENT_MAX => Some(text.to_owned()),
-            _ => return Err(error("tojson: indent is not a number")),
+            _ => return Err(error(format!("tojson: indent is no number up to {INDENT_MAX}"))),
         },
     };
     let separators = match option(2, "separators")? {
@@ -71,25 +70,26 @@ fn to_json(value: Value, values: Rest<Value>, named: Kwargs) -> Result<String, E
         return Err(error("tojson: too many arguments"));
     }
     writer.value(&value, 0)?;
+    take(writer.out.len())?;
     Ok(writer.out)
 }
 
 impl Writer {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        if depth > DEPTH {
-            return Err(error("tojson: a value is nested too deeply"));
-        }
+        visit(depth)?;
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
-            ValueKind::String => self.text(value.as_str().unwrap_or_default()),
+            ValueKind::String => self.text(value.as_str().unwrap_or_default())?,
             ValueKind::Bool | ValueKind::Number => self.out += &scalar(value),
             ValueKind::Seq if !value.as_object().is_some_and(|object| object.is::<Range>()) => {
+                take_items(value.len().unwrap_or(0))?;
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.items(("[", "]"), items.len(), depth, |writer, index| {
                     writer.value(&items[index], depth + 1)
                 })?;
             }
             ValueKind::Map => {
+                take_items(value.len().unwrap_or(0))?;
                 let mut pairs = Vec::new();
                 for key in value.try_iter()? {
                     let item = value.get_item(&key)?;
@@ -101,9 +101,9 @@ impl Writer {
                 self.items(("{", "}"), pairs.len(), depth, |writer, index| {
                     let (key, item) = &pairs[index];
                     match key.kind() {
-                        ValueKind::String => writer.text(key.as_str().unwrap_or_default()),
-                        ValueKind::None => writer.text("null"),
-                        ValueKind::Bool | ValueKind::Number => writer.text(&scalar(key)),
+                        ValueKind::String => writer.text(key.as_str().unwrap_or_default())?,
+                        ValueKind::None => writer.text("null")?,
+                        ValueKind::Bool | ValueKind::Number => writer.text(&scalar(key))?,
                         _ => {
                             let kind = type_name(key);
                             let problem =
@@ -156,7 +156,8 @@ impl Writer {
         }
     }
 
-    fn text(&mut self, text: &str) {
+    fn text(&mut self, text: &str) -> Result<(), Error> {
+        take(text.len())?;
         self.out.push('"');
         for letter in text.chars() {
             match letter {
@@ -177,6 +178,7 @@ impl Writer {
             }
         }
         self.out.push('"');
+        Ok(())
     }
 }
 

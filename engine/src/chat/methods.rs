@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use minijinja::{
     Error, ErrorKind, State, Value,
-    value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, from_args},
+    value::{
+        Enumerator, Kwargs, Object, ObjectExt as _, ObjectRepr, Rest, Tuple, ValueKind, from_args,
+    },
 };
 
 use super::{
     format::str_format,
-    operators::{equal, is_list},
+    limits::{take, take_items},
+    operators::{equal, is_list, key},
     string_methods,
     text::{error, float, integer, of_integer, repr, type_name},
 };
@@ -114,11 +117,13 @@ pub(super) fn call(
     match value.kind() {
         ValueKind::String => {
             let text = value.as_str().unwrap_or_default();
+            take(text.len())?;
             match method {
                 "format" => str_format(text, &arguments.values, &arguments.named).map(Value::from),
                 "format_map" => {
                     arguments.check(1..=1, &[])?;
                     let mapping = &arguments.values[0];
+                    take_items(mapping.len().unwrap_or(0))?;
                     let mut named = Vec::new();
                     for key in mapping.try_iter()? {
                         let item = mapping.get_item(&key)?;
@@ -219,6 +224,7 @@ fn hexadecimal(number: f64) -> String {
 
 fn map_method(value: &Value, method: &str, arguments: &Arguments<'_>) -> Result<Value, Error> {
     let items = || -> Result<Vec<(Value, Value)>, Error> {
+        take_items(value.len().unwrap_or(0))?;
         value.try_iter()?.map(|key| Ok((key.clone(), value.get_item(&key)?))).collect()
     };
     let view = |name, items: Vec<Value>| Value::from_object(View { name, items });
@@ -231,7 +237,7 @@ fn map_method(value: &Value, method: &str, arguments: &Arguments<'_>) -> Result<
         }
         "keys" => {
             arguments.check(0..=0, &[])?;
-            Ok(view("dict_keys", value.try_iter()?.collect()))
+            Ok(view("dict_keys", items()?.into_iter().map(|(key, _)| key).collect()))
         }
         "values" => {
             arguments.check(0..=0, &[])?;
@@ -255,8 +261,13 @@ fn map_method(value: &Value, method: &str, arguments: &Arguments<'_>) -> Result<
 pub(super) fn from_keys(arguments: &Arguments<'_>) -> Result<Value, Error> {
     arguments.check(1..=2, &[])?;
     let value = arguments.values.get(1).cloned().unwrap_or(Value::from(()));
-    let keys = arguments.values[0].try_iter()?;
-    Ok(Value::from_pairs(keys.map(|key| (key, value.clone()))))
+    take_items(arguments.values[0].len().unwrap_or(0))?;
+    let mut pairs = Vec::new();
+    for name in arguments.values[0].try_iter()? {
+        key(&name)?;
+        pairs.push((name, value.clone()));
+    }
+    Ok(Value::from_pairs(pairs))
 }
 
 /// Reads the arguments of `dict.fromkeys`.
@@ -272,8 +283,11 @@ fn list_method(value: &Value, method: &str, arguments: &Arguments<'_>) -> Result
     match method {
         "count" => {
             arguments.check(1..=1, &[])?;
-            let same = value.try_iter()?.filter(|item| equal(item, &arguments.values[0]));
-            Ok(Value::from(same.count()))
+            let mut count = 0;
+            for item in value.try_iter()? {
+                count += usize::from(equal(&item, &arguments.values[0])?);
+            }
+            Ok(Value::from(count))
         }
         "index" => {
             arguments.check(1..=3, &[])?;
@@ -284,12 +298,12 @@ fn list_method(value: &Value, method: &str, arguments: &Arguments<'_>) -> Result
             };
             let start = bound(arguments.integer(1, "")?, 0);
             let end = bound(arguments.integer(2, "")?, length);
-            let mut items = (0i128..).zip(value.try_iter()?);
-            let found = items.find(|(index, item)| {
-                *index >= start && *index < end && equal(item, &arguments.values[0])
-            });
-            let absent = || error(format!("{} is not in list", repr(&arguments.values[0])));
-            found.map(|(index, _)| of_integer(index)).ok_or_else(absent)
+            for (index, item) in (0i128..).zip(value.try_iter()?) {
+                if (start..end).contains(&index) && equal(&item, &arguments.values[0])? {
+                    return Ok(of_integer(index));
+                }
+            }
+            Err(error(format!("{} is not in list", repr(&arguments.values[0]))))
         }
         "copy" if !value.is_tuple() => {
             arguments.check(0..=0, &[])?;
@@ -319,7 +333,7 @@ impl Object for View {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.items.clone())
+        self.mapped_enumerator(|view| Box::new(view.items.iter().cloned()))
     }
 
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {

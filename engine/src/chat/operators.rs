@@ -11,11 +11,9 @@ use super::{
     filters::escape,
     format::percent,
     globals::Range,
-    text::{check_length, error, float, integer, of_integer, repr, to_text, type_name},
+    limits::{check_length, keep, keep_data, take, take_items, take_text, visit},
+    text::{error, float, integer, of_integer, repr, to_text, type_name},
 };
-
-/// Longest string or list that `*` makes.
-const REPEATED_MAX: usize = 1 << 20;
 
 /// Adds the functions that translated operators call.
 pub(super) fn add_to(environment: &mut Environment<'_>) {
@@ -29,13 +27,18 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         None => Err(error(format!("bad operand type for unary +: '{}'", type_name(&value)))),
     });
     environment.add_function("__item", |value: Value, key: Value| item(&value, &key));
+    environment.add_function("__key", |value: Value| key(&value).map(|()| value));
     environment.add_function("__slice", slice);
     environment.add_function("__iterate", iterate);
-    environment.add_function("__unpack", |value: Value| match value.kind() {
-        ValueKind::String => Ok(value.try_iter()?.collect()),
-        _ => iterate(value),
+    environment.add_function("__spread", |value: Value| {
+        take_items(value.len().unwrap_or(0)).map(|()| value)
     });
-    environment.add_function("__attribute", |value: Value, name: String| attribute(&value, &name));
+    environment.add_filter("__keep", keep);
+    environment.add_filter("__keep_data", keep_data);
+    environment.add_function("__loop", loop_method);
+    environment.add_function("__attribute", |value: Value, name: Value| {
+        attribute(&value, name.as_str().unwrap_or_default())
+    });
     environment.add_function("__any_arguments", |value: Value, parameters: usize| {
         Value::from_object(AnyArguments { inner: value, parameters })
     });
@@ -73,7 +76,7 @@ pub(super) fn binary(operator: &str, left: &Value, right: &Value) -> Result<Valu
     match operator {
         "+" => {
             if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
-                check_length(a.len() + b.len())?;
+                take_text(a.len() + b.len())?;
                 let is_safe = left.is_safe() || right.is_safe();
                 return Ok(match is_safe {
                     true => Value::from_safe_string(escape(left) + &escape(right)),
@@ -81,7 +84,7 @@ pub(super) fn binary(operator: &str, left: &Value, right: &Value) -> Result<Valu
                 });
             }
             if is_list(left) && is_list(right) && left.is_tuple() == right.is_tuple() {
-                check_length(left.len().unwrap_or(0) + right.len().unwrap_or(0))?;
+                take_items(left.len().unwrap_or(0) + right.len().unwrap_or(0))?;
                 let items: Vec<Value> = left.try_iter()?.chain(right.try_iter()?).collect();
                 return Ok(sequence(items, left.is_tuple()));
             }
@@ -154,19 +157,18 @@ fn floats(operator: &str, a: f64, b: f64) -> Result<Value, Error> {
 
 fn repeat(value: &Value, count: i128) -> Result<Value, Error> {
     let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
-    let length = value.as_str().map_or_else(|| value.len().unwrap_or(0), str::len);
-    if length.saturating_mul(count) > REPEATED_MAX {
-        return Err(error("a value that is too long"));
+    if let Some(text) = value.as_str() {
+        take_text(text.len().saturating_mul(count))?;
+        let text = text.repeat(count);
+        return Ok(match value.is_safe() {
+            true => Value::from_safe_string(text),
+            false => Value::from(text),
+        });
     }
-    Ok(match value.as_str() {
-        Some(text) if value.is_safe() => Value::from_safe_string(text.repeat(count)),
-        Some(text) => Value::from(text.repeat(count)),
-        None => {
-            let items: Vec<Value> = value.try_iter()?.collect();
-            let length = items.len() * count;
-            sequence(items.into_iter().cycle().take(length).collect(), value.is_tuple())
-        }
-    })
+    let items: Vec<Value> = value.try_iter()?.collect();
+    let length = items.len().saturating_mul(count);
+    take_items(length)?;
+    Ok(sequence(items.into_iter().cycle().take(length).collect(), value.is_tuple()))
 }
 
 fn negative(value: &Value) -> Result<Value, Error> {
@@ -192,8 +194,8 @@ fn compare_all(values: Rest<Value>) -> Result<bool, Error> {
     for pair in values.get(1..).unwrap_or_default().chunks_exact(2) {
         let [operator, right] = pair else { continue };
         let holds = match operator.as_str().unwrap_or_default() {
-            "==" => equal(&left, right),
-            "!=" => !equal(&left, right),
+            "==" => equal(&left, right)?,
+            "!=" => !equal(&left, right)?,
             "in" => contains(right, &left)?,
             "not in" => !contains(right, &left)?,
             "<" => order(&left, right)?.is_some_and(Ordering::is_lt),
@@ -210,37 +212,65 @@ fn compare_all(values: Rest<Value>) -> Result<bool, Error> {
 }
 
 /// Python's `==`.
-pub(super) fn equal(left: &Value, right: &Value) -> bool {
+pub(super) fn equal(left: &Value, right: &Value) -> Result<bool, Error> {
+    equal_at(left, right, 0)
+}
+
+/// Compares values that are nested this deeply.
+fn equal_at(left: &Value, right: &Value, depth: usize) -> Result<bool, Error> {
+    visit(depth)?;
     if let (Some(a), Some(b)) = (integer(left), integer(right)) {
-        return a == b;
+        return Ok(a == b);
     }
     #[allow(clippy::float_cmp, reason = "as Python does")]
     if let (Some(a), Some(b)) = (float(left), float(right)) {
-        return a == b;
+        return Ok(a == b);
     }
     let is_range = |value: &Value| value.as_object().is_some_and(|object| object.is::<Range>());
     if is_list(left) && is_list(right) {
-        if is_range(left) != is_range(right) {
-            return false;
+        let are_alike = left.is_tuple() == right.is_tuple() && is_range(left) == is_range(right);
+        if !are_alike || left.len() != right.len() {
+            return Ok(false);
         }
-        let (Ok(a), Ok(b)) = (left.try_iter(), right.try_iter()) else { return false };
-        return left.is_tuple() == right.is_tuple()
-            && left.len() == right.len()
-            && a.zip(b).all(|(a, b)| equal(&a, &b));
+        for (a, b) in left.try_iter()?.zip(right.try_iter()?) {
+            if !equal_at(&a, &b, depth + 1)? {
+                return Ok(false);
+            }
+        }
+        return Ok(true);
     }
     if left.kind() == ValueKind::Map && right.kind() == ValueKind::Map {
-        let Ok(mut keys) = left.try_iter() else { return false };
-        return left.len() == right.len()
-            && keys.all(|key| match (left.get_item(&key), right.get_item(&key)) {
-                (Ok(a), Ok(b)) => equal(&a, &b) && a.is_undefined() == b.is_undefined(),
-                _ => false,
-            });
+        if left.len() != right.len() {
+            return Ok(false);
+        }
+        for key in left.try_iter()? {
+            let (a, b) = (left.get_item(&key)?, right.get_item(&key)?);
+            if a.is_undefined() != b.is_undefined() || !equal_at(&a, &b, depth + 1)? {
+                return Ok(false);
+            }
+        }
+        return Ok(true);
     }
-    left.kind() == right.kind() && left == right
+    take_texts(left, right)?;
+    Ok(left.kind() == right.kind() && left == right)
+}
+
+/// Takes the work to compare two values, if they are texts.
+fn take_texts(left: &Value, right: &Value) -> Result<(), Error> {
+    match (left.as_str(), right.as_str()) {
+        (Some(a), Some(b)) => take(a.len().min(b.len())),
+        _ => Ok(()),
+    }
 }
 
 /// Python's order of two values: `None` if one is not a number.
 pub(super) fn order(left: &Value, right: &Value) -> Result<Option<Ordering>, Error> {
+    order_at(left, right, 0)
+}
+
+/// Compares values that are nested this deeply.
+fn order_at(left: &Value, right: &Value, depth: usize) -> Result<Option<Ordering>, Error> {
+    visit(depth)?;
     defined(left)?;
     defined(right)?;
     if let (Some(a), Some(b)) = (integer(left), integer(right)) {
@@ -249,13 +279,14 @@ pub(super) fn order(left: &Value, right: &Value) -> Result<Option<Ordering>, Err
     if let (Some(a), Some(b)) = (float(left), float(right)) {
         return Ok(a.partial_cmp(&b));
     }
+    take_texts(left, right)?;
     if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
         return Ok(Some(a.cmp(b)));
     }
     if is_list(left) && is_list(right) && left.is_tuple() == right.is_tuple() {
         for (a, b) in left.try_iter()?.zip(right.try_iter()?) {
-            if !equal(&a, &b) {
-                return order(&a, &b);
+            if !equal_at(&a, &b, depth + 1)? {
+                return order_at(&a, &b, depth + 1);
             }
         }
         return Ok(Some(left.len().cmp(&right.len())));
@@ -270,6 +301,7 @@ pub(super) fn order(left: &Value, right: &Value) -> Result<Option<Ordering>, Err
 /// Python's `in`.
 pub(super) fn contains(values: &Value, value: &Value) -> Result<bool, Error> {
     if let Some(text) = values.as_str() {
+        take(text.len())?;
         return match value.as_str() {
             Some(part) => Ok(text.contains(part)),
             None => Err(error(format!(
@@ -282,23 +314,57 @@ pub(super) fn contains(values: &Value, value: &Value) -> Result<bool, Error> {
         // An undefined value is empty.
         ValueKind::Undefined => Ok(false),
         ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
-            Ok(values.try_iter()?.any(|item| equal(&item, value)))
+            for item in values.try_iter()? {
+                if equal(&item, value)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         }
         _ => Err(error(format!("argument of type '{}' is not iterable", type_name(values)))),
     }
+}
+
+/// Refuses a value that cannot be a key of a mapping, as a list.
+pub(super) fn key(value: &Value) -> Result<(), Error> {
+    match is_key(value, 0)? {
+        true => Ok(()),
+        false => Err(error(format!("unhashable type: '{}'", type_name(value)))),
+    }
+}
+
+/// Returns whether a value that is nested this deeply can be a key, or a part of one.
+fn is_key(value: &Value, depth: usize) -> Result<bool, Error> {
+    visit(depth)?;
+    if let Some(text) = value.as_str() {
+        take(text.len())?;
+    }
+    if value.is_tuple() {
+        for item in value.try_iter()? {
+            if !is_key(&item, depth + 1)? {
+                return Ok(false);
+            }
+        }
+        return Ok(true);
+    }
+    Ok(value.as_object().is_none())
 }
 
 /// `values[key]`; undefined if there is none.
 pub(super) fn item(values: &Value, key: &Value) -> Result<Value, Error> {
     defined(values)?;
     if let (Some(text), Some(index)) = (values.as_str(), integer(key)) {
+        take(text.len())?;
         let length = i128::try_from(text.chars().count()).unwrap_or(i128::MAX);
         let index = if index < 0 { index + length } else { index };
         let letter = usize::try_from(index).ok().and_then(|index| text.chars().nth(index));
         return Ok(letter.map_or(Value::UNDEFINED, |letter| Value::from(letter.to_string())));
     }
-    // A number in a string names no item of a list.
-    if values.kind() == ValueKind::Seq && integer(key).is_none() {
+    if values.kind() == ValueKind::Iterable {
+        take_items(values.len().unwrap_or(0))?;
+    }
+    // A number in a string names no item of a list, and a list is no key of a mapping.
+    if (values.kind() == ValueKind::Seq && integer(key).is_none()) || !is_key(key, 0)? {
         return Ok(Value::UNDEFINED);
     }
     // minijinja tells truth values and floats from integers as keys.
@@ -319,53 +385,79 @@ pub(super) fn item(values: &Value, key: &Value) -> Result<Value, Error> {
 /// `values[start:stop:step]`.
 fn slice(values: Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
     defined(&values)?;
+    let text = values.as_str();
+    if text.is_none() && !is_list(&values) {
+        // As `values[…]` without such an item.
+        return Ok(Value::UNDEFINED);
+    }
     let number = |value: &Value| match (value.is_none(), integer(value)) {
         (true, _) => Ok(None),
         (false, Some(number)) => Ok(Some(number)),
         (false, None) => Err(error("slice indices must be integers or None")),
     };
-    let letters: Vec<Value> = match values.as_str() {
-        Some(text) => text.chars().map(|letter| Value::from(letter.to_string())).collect(),
-        None if is_list(&values) => values.try_iter()?.collect(),
-        // As `values[…]` without such an item.
-        None => return Ok(Value::UNDEFINED),
-    };
-    let length = i128::try_from(letters.len()).unwrap_or(i128::MAX);
     let step = number(&step)?.unwrap_or(1);
     if step == 0 {
         return Err(error("slice step cannot be zero"));
     }
+    let bounds = [number(&start)?, number(&stop)?];
+    let Some(text) = text else {
+        take_items(values.len().unwrap_or(0))?;
+        let items: Vec<Value> = values.try_iter()?.collect();
+        let picked = places(items.len(), bounds, step).filter_map(|at| items.get(at).cloned());
+        return Ok(sequence(picked.collect(), values.is_tuple()));
+    };
+    take_text(text.len())?;
+    let letters: Vec<char> = text.chars().collect();
+    let picked: String =
+        places(letters.len(), bounds, step).filter_map(|at| letters.get(at)).collect();
+    Ok(if values.is_safe() { Value::from_safe_string(picked) } else { Value::from(picked) })
+}
+
+/// Returns the places that a slice picks of a list of this length.
+fn places(length: usize, bounds: [Option<i128>; 2], step: i128) -> impl Iterator<Item = usize> {
+    let length = i128::try_from(length).unwrap_or(i128::MAX);
     let (lowest, highest) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let bound = |value: Option<i128>, default: i128| match value {
         None => default,
         Some(value) if value < 0 => (value + length).max(lowest),
         Some(value) => value.min(highest),
     };
-    let start = bound(number(&start)?, if step > 0 { 0 } else { length - 1 });
-    let stop = bound(number(&stop)?, if step > 0 { length } else { -1 });
-    let mut picked = Vec::new();
-    let mut index = start;
-    while if step > 0 { index < stop } else { index > stop } {
-        picked.extend(usize::try_from(index).ok().and_then(|index| letters.get(index)).cloned());
-        index = index.saturating_add(step);
-    }
-    Ok(match values.as_str() {
-        Some(_) => {
-            let text: String = picked.iter().filter_map(Value::as_str).collect();
-            if values.is_safe() { Value::from_safe_string(text) } else { Value::from(text) }
-        }
-        None => sequence(picked, values.is_tuple()),
-    })
+    let start = bound(bounds[0], if step > 0 { 0 } else { length - 1 });
+    let stop = bound(bounds[1], if step > 0 { length } else { -1 });
+    let is_before_stop = move |place: &i128| if step > 0 { *place < stop } else { *place > stop };
+    std::iter::successors(Some(start), move |place| Some(place.saturating_add(step)))
+        .take_while(is_before_stop)
+        .filter_map(|place| usize::try_from(place).ok())
 }
 
 /// What a loop is over.
 fn iterate(values: Value) -> Result<Value, Error> {
     match values.kind() {
-        ValueKind::Undefined | ValueKind::Seq | ValueKind::Map => Ok(values),
+        ValueKind::Undefined | ValueKind::Seq | ValueKind::Map => keep(values),
         // As a list, so that the loop knows its length.
-        ValueKind::String | ValueKind::Iterable => Ok(values.try_iter()?.collect()),
+        ValueKind::String | ValueKind::Iterable => {
+            take_items(values.len().unwrap_or(0))?;
+            keep(values.try_iter()?.collect())
+        }
         ValueKind::Plain if values.try_iter().is_ok() => Ok(values),
         _ => Err(error(format!("'{}' object is not iterable", type_name(&values)))),
+    }
+}
+
+/// `loop.cycle` and `loop.changed`. The second compares texts: a loop keeps them, and could hold itself.
+fn loop_method(
+    state: &mut State<'_, '_>,
+    value: Value,
+    name: Value,
+    values: Rest<Value>,
+) -> Result<Value, Error> {
+    match name.as_str().unwrap_or_default() {
+        "cycle" if values.is_empty() => Err(error("no items for cycling given")),
+        "changed" => {
+            let text = Value::from(repr(&Value::from(values.0)));
+            value.call_method(state, "changed", &[text])
+        }
+        name => value.call_method(state, name, &values),
     }
 }
 
@@ -394,8 +486,8 @@ pub(super) fn sequence(items: Vec<Value>, is_tuple: bool) -> Value {
 
 /// A macro that takes any arguments: those without a parameter are `varargs` and `kwargs`.
 #[derive(Debug)]
-struct AnyArguments {
-    inner: Value,
+pub(super) struct AnyArguments {
+    pub inner: Value,
     parameters: usize,
 }
 

@@ -7,15 +7,14 @@ use minijinja::{
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory as _};
 
 use super::{
+    filters::iterate,
+    limits::{ITEMS_MAX, grow, take_items, take_text},
     methods::Arguments,
+    operators::key,
     text::{
-        check_length, error, integer, is_decimal, is_printable, is_space, of_integer,
-        replaced_length, type_name,
+        error, integer, is_decimal, is_printable, is_space, of_integer, replaced_length, type_name,
     },
 };
-
-/// Widest text that padding makes.
-const WIDTH_MAX: i128 = 1 << 16;
 
 /// Calls a method.
 pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Result<Value, Error> {
@@ -45,7 +44,7 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
         "splitlines" => {
             arguments.check(0..=1, &["keepends"])?;
             let keeps = arguments.find(0, "keepends").is_some_and(|value| value.is_true());
-            Ok(lines(text, keeps).into_iter().map(Value::from).collect())
+            Ok(lines(text, keeps)?.into_iter().map(Value::from).collect())
         }
         "partition" | "rpartition" => {
             arguments.check(1..=1, &[])?;
@@ -93,7 +92,7 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
             arguments.check(2..=3, &["count"])?;
             let (old, new) = (arguments.required_text(0)?, arguments.required_text(1)?);
             let count = arguments.integer(2, "count")?.unwrap_or(-1);
-            check_length(replaced_length(text, &old, &new, usize::try_from(count).ok()))?;
+            take_text(replaced_length(text, &old, &new, usize::try_from(count).ok()))?;
             Ok(Value::from(match usize::try_from(count) {
                 Ok(count) => text.replacen(&*old, &new, count),
                 Err(_) => text.replace(&*old, &new),
@@ -101,22 +100,22 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
         }
         "join" => {
             arguments.check(1..=1, &[])?;
-            let mut parts = Vec::new();
-            for part in arguments.values()[0].try_iter()? {
+            let mut joined = String::new();
+            for (index, part) in arguments.values()[0].try_iter()?.enumerate() {
                 let problem =
                     || error(format!("expected str instance, {} found", type_name(&part)));
-                parts.push(part.as_str().ok_or_else(problem)?.to_owned());
+                grow(&mut joined, if index == 0 { "" } else { text })?;
+                grow(&mut joined, part.as_str().ok_or_else(problem)?)?;
             }
-            let separators = parts.len().saturating_mul(text.len());
-            check_length(parts.iter().map(String::len).sum::<usize>().saturating_add(separators))?;
-            Ok(Value::from(parts.join(text)))
+            Ok(Value::from(joined))
         }
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, arguments),
         "expandtabs" => {
             arguments.check(0..=1, &["tabsize"])?;
-            let size = arguments.integer(0, "tabsize")?.unwrap_or(8).min(WIDTH_MAX);
-            let widest = usize::try_from(size).unwrap_or(0);
-            check_length(replaced_length(text, "\t", &" ".repeat(widest), None))?;
+            let size = arguments.integer(0, "tabsize")?.unwrap_or(8).max(0);
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            let tabs = text.matches('\t').count();
+            take_text(text.len().saturating_add(tabs.saturating_mul(size)))?;
             Ok(Value::from(expand_tabs(text, size)))
         }
         "encode" => {
@@ -266,13 +265,15 @@ fn condition(method: &str) -> Option<fn(&str) -> bool> {
 fn split(text: &str, from_end: bool, arguments: &Arguments<'_>) -> Result<Value, Error> {
     arguments.check(0..=2, &["sep", "maxsplit"])?;
     let most = arguments.integer(1, "maxsplit")?.unwrap_or(-1);
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    // One part more than a list may have is enough to refuse it.
+    let most = usize::try_from(most).unwrap_or(usize::MAX).min(ITEMS_MAX);
     let mut parts: Vec<&str> = match arguments.text(0, "sep")? {
         Some(separator) if separator.is_empty() => return Err(error("empty separator")),
-        Some(separator) if from_end => text.rsplitn(most.saturating_add(1), &*separator).collect(),
-        Some(separator) => text.splitn(most.saturating_add(1), &*separator).collect(),
+        Some(separator) if from_end => text.rsplitn(most + 1, &*separator).collect(),
+        Some(separator) => text.splitn(most + 1, &*separator).collect(),
         None => words(text, from_end, most),
     };
+    take_items(parts.len())?;
     if from_end {
         parts.reverse();
     }
@@ -311,13 +312,14 @@ fn words(text: &str, from_end: bool, most: usize) -> Vec<&str> {
 }
 
 /// Splits at line ends of Unicode.
-pub(super) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
+pub(super) fn lines(text: &str, keeps_ends: bool) -> Result<Vec<&str>, Error> {
     let is_end = |letter: char| {
         matches!(
             letter,
             '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
         )
     };
+    take_items(text.matches(is_end).count() + 1)?;
     let (mut rest, mut lines) = (text, Vec::new());
     while !rest.is_empty() {
         let (line, end) = match rest.find(is_end) {
@@ -328,7 +330,7 @@ pub(super) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
         lines.push(&rest[..if keeps_ends { end } else { line }]);
         rest = &rest[end..];
     }
-    lines
+    Ok(lines)
 }
 
 /// Returns the part of a text that the arguments after the first choose, and where it begins in characters.
@@ -365,7 +367,7 @@ fn affix(text: &str, is_start: bool, arguments: &Arguments<'_>) -> Result<Value,
     let wanted = &arguments.values()[0];
     let candidates: Vec<Value> = match wanted.kind() {
         ValueKind::String => vec![wanted.clone()],
-        _ if wanted.is_tuple() => wanted.try_iter()?.collect(),
+        _ if wanted.is_tuple() => iterate(wanted)?,
         _ => {
             let kind = type_name(wanted);
             return Err(error(format!("first arg must be str or a tuple of str, not {kind}")));
@@ -385,16 +387,14 @@ fn affix(text: &str, is_start: bool, arguments: &Arguments<'_>) -> Result<Value,
 
 fn pad(text: &str, method: &str, arguments: &Arguments<'_>) -> Result<Value, Error> {
     arguments.check(1..=2, &[])?;
-    let width = arguments.integer(0, "")?.unwrap_or(0);
+    let width = arguments.integer(0, "")?.unwrap_or(0).max(0);
     let fill = arguments.text(1, "")?.unwrap_or_else(|| " ".to_owned());
     if fill.chars().count() != 1 {
         return Err(error("The fill character must be exactly one character long"));
     }
-    if width > WIDTH_MAX {
-        return Err(error("a text that is too long"));
-    }
     let length = text.chars().count();
-    let missing = usize::try_from(width).unwrap_or(0).saturating_sub(length);
+    let missing = usize::try_from(width).unwrap_or(usize::MAX).saturating_sub(length);
+    take_text(text.len().saturating_add(missing.saturating_mul(fill.len())))?;
     Ok(Value::from(match method {
         "ljust" => text.to_owned() + &fill.repeat(missing),
         "rjust" => fill.repeat(missing) + text,
@@ -411,8 +411,7 @@ fn pad(text: &str, method: &str, arguments: &Arguments<'_>) -> Result<Value, Err
     }))
 }
 
-fn expand_tabs(text: &str, size: i128) -> String {
-    let size = usize::try_from(size.min(WIDTH_MAX)).unwrap_or(0);
+fn expand_tabs(text: &str, size: usize) -> String {
     let (mut out, mut column) = (String::new(), 0);
     for letter in text.chars() {
         match letter {
@@ -436,11 +435,13 @@ fn make_translation(arguments: &Arguments<'_>) -> Result<Value, Error> {
     arguments.check(1..=3, &[])?;
     let code = |letter: char| Value::from(u32::from(letter));
     if let [mapping] = arguments.values() {
+        take_items(mapping.len().unwrap_or(0))?;
         let mut pairs = Vec::new();
-        for key in mapping.try_iter()? {
-            let value = mapping.get_item(&key)?;
-            let letter = key.as_str().and_then(|text| text.chars().next());
-            pairs.push((letter.map_or(key.clone(), code), value));
+        for name in mapping.try_iter()? {
+            key(&name)?;
+            let value = mapping.get_item(&name)?;
+            let letter = name.as_str().and_then(|text| text.chars().next());
+            pairs.push((letter.map_or(name.clone(), code), value));
         }
         return Ok(Value::from_pairs(pairs));
     }
@@ -449,6 +450,7 @@ fn make_translation(arguments: &Arguments<'_>) -> Result<Value, Error> {
         return Err(error("the first two maketrans arguments must have equal length"));
     }
     let removed = arguments.text(2, "")?.unwrap_or_default();
+    take_items(from.len() + removed.len())?;
     let pairs = from.chars().map(code).zip(to.chars().map(code));
     Ok(Value::from_pairs(
         pairs.chain(removed.chars().map(|letter| (code(letter), Value::from(())))),
@@ -458,16 +460,14 @@ fn make_translation(arguments: &Arguments<'_>) -> Result<Value, Error> {
 /// `str.translate`.
 fn translate(text: &str, arguments: &Arguments<'_>) -> Result<Value, Error> {
     arguments.check(1..=1, &[])?;
+    take_items(text.chars().count())?;
     let mut out = String::new();
     for letter in text.chars() {
         let new = arguments.values()[0].get_item(&Value::from(u32::from(letter)))?;
         match (new.as_str(), integer(&new)) {
             _ if new.is_undefined() => out.push(letter),
             _ if new.is_none() => {}
-            (Some(text), _) => {
-                check_length(out.len() + text.len())?;
-                out += text;
-            }
+            (Some(text), _) => grow(&mut out, text)?,
             (None, Some(code)) => out.extend(u32::try_from(code).ok().and_then(char::from_u32)),
             _ => return Err(error("character mapping must return integer, None or str")),
         }

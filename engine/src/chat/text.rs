@@ -5,20 +5,15 @@ use std::fmt::Write as _;
 use minijinja::{Error, ErrorKind, Value, value::ValueKind};
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory as _};
 
-/// Deepest nesting of a value that is written.
-const DEPTH: usize = 64;
+use super::{
+    filters::Group,
+    globals::Range,
+    limits::{check_length, take, visit},
+};
 
 /// Returns an error like Python's `TypeError` and `ValueError`.
 pub(super) fn error(problem: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, problem)
-}
-
-/// Longest text that a template makes, in bytes, and the longest list, in items.
-const LENGTH_MAX: usize = 64 << 20;
-
-/// Refuses a text or a list that would be too long, before it is made.
-pub(super) fn check_length(length: usize) -> Result<(), Error> {
-    if length <= LENGTH_MAX { Ok(()) } else { Err(error("a value that is too long")) }
 }
 
 /// Length of a text with `count` parts replaced.
@@ -70,27 +65,25 @@ pub(super) fn of_integer(value: i128) -> Value {
     i64::try_from(value).map_or_else(|_| Value::from(value), Value::from)
 }
 
-/// Python's `str(value)`.
+/// Python's `str(value)`. Where it costs too much the rendering is refused, and it does not matter what is returned.
 pub(super) fn to_text(value: &Value) -> String {
     match (value.kind(), value.as_str()) {
-        (ValueKind::String, Some(text)) => text.to_owned(),
-        (ValueKind::Undefined, _) => String::new(),
+        (ValueKind::String, Some(text)) if take(text.len()).is_ok() => text.to_owned(),
+        (ValueKind::String | ValueKind::Undefined, _) => String::new(),
         _ => repr(value),
     }
 }
 
-/// Python's `repr(value)`.
+/// Python's `repr(value)`, with the same bounds.
 pub(super) fn repr(value: &Value) -> String {
     let mut out = String::new();
-    write(&mut out, value, DEPTH);
+    let _ = write(&mut out, value, 0);
     out
 }
 
-fn write(out: &mut String, value: &Value, depth: usize) {
-    if depth == 0 {
-        out.push_str("...");
-        return;
-    }
+fn write(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+    visit(depth)?;
+    check_length(out.len())?;
     let items = || value.try_iter().into_iter().flatten();
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
@@ -103,35 +96,28 @@ fn write(out: &mut String, value: &Value, depth: usize) {
         },
         ValueKind::String if value.is_safe() => {
             out.push_str("Markup(");
-            quote(out, value.as_str().unwrap_or_default());
+            quote(out, value.as_str().unwrap_or_default())?;
             out.push(')');
         }
-        ValueKind::String => quote(out, value.as_str().unwrap_or_default()),
-        ValueKind::Bytes => quote_bytes(out, value.as_bytes().unwrap_or_default()),
-        ValueKind::Seq if value.is_tuple() => {
+        ValueKind::String => quote(out, value.as_str().unwrap_or_default())?,
+        ValueKind::Bytes => quote_bytes(out, value.as_bytes().unwrap_or_default())?,
+        ValueKind::Seq if value.is_tuple() || value.downcast_object_ref::<Group>().is_some() => {
             out.push('(');
-            list(out, items(), depth);
+            list(out, items(), depth)?;
             out.push_str(if value.len() == Some(1) { ",)" } else { ")" });
         }
-        ValueKind::Seq => {
-            let is_own = |object: &minijinja::value::DynObject| {
-                object.is::<super::globals::Range>() || object.is::<super::filters::Group>()
-            };
-            if value.as_object().is_some_and(is_own) {
-                let _ = write!(out, "{value}");
-                return;
-            }
+        ValueKind::Seq if value.downcast_object_ref::<Range>().is_none() => {
             out.push('[');
-            list(out, items(), depth);
+            list(out, items(), depth)?;
             out.push(']');
         }
         ValueKind::Map => {
             out.push('{');
             for (index, key) in items().enumerate() {
                 out.push_str(if index == 0 { "" } else { ", " });
-                write(out, &key, depth - 1);
+                write(out, &key, depth + 1)?;
                 out.push_str(": ");
-                write(out, &value.get_item(&key).unwrap_or_default(), depth - 1);
+                write(out, &value.get_item(&key).unwrap_or_default(), depth + 1)?;
             }
             out.push('}');
         }
@@ -139,24 +125,27 @@ fn write(out: &mut String, value: &Value, depth: usize) {
             let view = value.downcast_object_ref::<super::methods::View>();
             out.push_str(view.map_or("[", |view| view.name()));
             out.push_str(if view.is_some() { "([" } else { "" });
-            list(out, items(), depth);
+            list(out, items(), depth)?;
             out.push_str(if view.is_some() { "])" } else { "]" });
         }
         _ => {
             let _ = write!(out, "{value}");
         }
     }
+    Ok(())
 }
 
-fn list(out: &mut String, items: impl Iterator<Item = Value>, depth: usize) {
+fn list(out: &mut String, items: impl Iterator<Item = Value>, depth: usize) -> Result<(), Error> {
     for (index, item) in items.enumerate() {
         out.push_str(if index == 0 { "" } else { ", " });
-        write(out, &item, depth - 1);
+        write(out, &item, depth + 1)?;
     }
+    Ok(())
 }
 
 /// Writes a string as Python quotes it.
-fn quote(out: &mut String, text: &str) {
+fn quote(out: &mut String, text: &str) -> Result<(), Error> {
+    take(text.len())?;
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for letter in text.chars() {
@@ -174,6 +163,7 @@ fn quote(out: &mut String, text: &str) {
         }
     }
     out.push(quote);
+    Ok(())
 }
 
 /// Python's escape of a character.
@@ -192,7 +182,8 @@ pub(super) fn ascii(value: &Value) -> String {
     repr(value).chars().map(escaped).collect()
 }
 
-fn quote_bytes(out: &mut String, bytes: &[u8]) {
+fn quote_bytes(out: &mut String, bytes: &[u8]) -> Result<(), Error> {
+    take(bytes.len())?;
     let quote = if bytes.contains(&b'\'') && !bytes.contains(&b'"') { '"' } else { '\'' };
     out.push('b');
     out.push(quote);
@@ -213,6 +204,7 @@ fn quote_bytes(out: &mut String, bytes: &[u8]) {
         }
     }
     out.push(quote);
+    Ok(())
 }
 
 /// Whether Python prints a character as it is.

@@ -8,12 +8,10 @@ use minijinja::{
 use super::{
     filters::{escape, escape_text, flag, iterate, option},
     format::percent,
+    limits::{check_length, grow, take, take_items, take_text, visit},
     string_methods::lines,
-    text::{check_length, error, float, integer, is_space, replaced_length, repr, to_text},
+    text::{error, float, integer, is_space, replaced_length, repr, to_text},
 };
-
-/// Widest line and longest indent.
-const WIDTH_MAX: usize = 10_000;
 
 pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("upper", |value: Value| map(&value, |text| text.to_uppercase()));
@@ -39,17 +37,21 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         text.split(|letter| !is_part(letter)).filter(|word| !word.is_empty()).count()
     });
     environment.add_filter("wordwrap", wordwrap);
-    environment.add_filter("striptags", |value: Value| strip_tags(&to_text(&value)));
+    environment.add_filter("striptags", |value: Value| strip_tags(&value));
     environment.add_filter("urlencode", url_encode);
     environment.add_filter("urlize", urlize);
     environment.add_filter("xmlattr", xml_attributes);
     environment.add_filter("filesizeformat", file_size);
-    environment.add_filter("pprint", |value: Value| pretty(&value));
+    environment.add_filter("pprint", |value: Value| pretty(&value, 0));
 }
 
 /// Applies a function to the text of a value; a safe one stays safe.
 fn map(value: &Value, function: impl Fn(&str) -> String) -> Value {
-    let text = function(&to_text(value));
+    changed(value, function(&to_text(value)))
+}
+
+/// Returns the text that a value became; of a safe one it is safe.
+fn changed(value: &Value, text: String) -> Value {
     if value.is_safe() { Value::from_safe_string(text) } else { Value::from(text) }
 }
 
@@ -91,7 +93,7 @@ fn replace(
     named.assert_all_used()?;
     let (old, new) = (to_text(&old), if value.is_safe() { escape(&new) } else { to_text(&new) });
     let count = count.and_then(|count| usize::try_from(count).ok());
-    check_length(replaced_length(&to_text(&value), &old, &new, count))?;
+    take_text(replaced_length(&to_text(&value), &old, &new, count))?;
     Ok(map(&value, |text| match count {
         Some(count) => text.replacen(&old, &new, count),
         None => text.replace(&old, &new),
@@ -101,7 +103,8 @@ fn replace(
 fn center(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let width = option(&rest, &named, 0, "width")?.as_ref().and_then(integer).unwrap_or(80);
     named.assert_all_used()?;
-    let width = usize::try_from(width).unwrap_or(0).min(WIDTH_MAX);
+    let width = usize::try_from(width.max(0)).unwrap_or(usize::MAX);
+    take_text(width)?;
     Ok(map(&value, |text| {
         let missing = width.saturating_sub(text.chars().count());
         let left = missing / 2 + (missing & width & 1);
@@ -133,25 +136,25 @@ fn indent(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error
     let indent = match width.as_str() {
         Some(text) => text.to_owned(),
         None => {
-            let width = integer(&width).and_then(|width| usize::try_from(width).ok()).unwrap_or(0);
-            " ".repeat(width.min(WIDTH_MAX))
+            let width = integer(&width).unwrap_or(0).max(0);
+            let width = usize::try_from(width).unwrap_or(usize::MAX);
+            take_text(width)?;
+            " ".repeat(width)
         }
     };
-    let lines_max = to_text(&value).matches(['\n', '\r']).count() + 2;
-    check_length(to_text(&value).len().saturating_add(lines_max.saturating_mul(indent.len())))?;
-    Ok(map(&value, |text| {
-        // As Jinja: a line end is added before the text is split.
-        let text = format!("{text}\n");
-        let lines = lines(&text, false);
-        let indented = |(index, line): (usize, &&str)| {
-            if (index == 0 && !is_first) || (line.is_empty() && !is_blank && index > 0) {
-                (*line).to_owned()
-            } else {
-                format!("{indent}{line}")
-            }
-        };
-        lines.iter().enumerate().map(indented).collect::<Vec<_>>().join("\n")
-    }))
+    // As Jinja: a line end is added before the text is split.
+    let text = to_text(&value) + "\n";
+    let lines = lines(&text, false)?;
+    take_text(text.len().saturating_add(lines.len().saturating_mul(indent.len())))?;
+    let indented = |(index, line): (usize, &&str)| {
+        if (index == 0 && !is_first) || (line.is_empty() && !is_blank && index > 0) {
+            (*line).to_owned()
+        } else {
+            format!("{indent}{line}")
+        }
+    };
+    let lines: Vec<String> = lines.iter().enumerate().map(indented).collect();
+    Ok(changed(&value, lines.join("\n")))
 }
 
 fn truncate(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
@@ -173,7 +176,7 @@ fn truncate(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Err
         return Err(error(format!("expected length >= {}, got {length}", end.chars().count())));
     }
     Ok(map(&value, |text| {
-        if text.chars().count() <= length + leeway {
+        if text.chars().count() <= length.saturating_add(leeway) {
             return text.to_owned();
         }
         let cut: String = text.chars().take(length - end.chars().count()).collect();
@@ -185,7 +188,7 @@ fn truncate(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Err
 
 fn wordwrap(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let width = option(&rest, &named, 0, "width")?.as_ref().and_then(integer).unwrap_or(79);
-    let width = usize::try_from(width).unwrap_or(0).clamp(1, WIDTH_MAX);
+    let width = usize::try_from(width.max(1)).unwrap_or(usize::MAX);
     let breaks = option(&rest, &named, 1, "break_long_words")?.is_none_or(|value| value.is_true());
     let wrap = option(&rest, &named, 2, "wrapstring")?.filter(|value| !value.is_none());
     let at_hyphens =
@@ -193,8 +196,10 @@ fn wordwrap(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Err
     named.assert_all_used()?;
     let wrap = wrap.map_or_else(|| "\n".to_owned(), |wrap| to_text(&wrap));
     let text = to_text(&value);
-    check_length(text.len().saturating_mul(wrap.len().max(1)))?;
-    let wrapped = lines(&text, false)
+    // Each letter may become a line.
+    take_items(text.len())?;
+    take_text(text.len().saturating_mul(wrap.len()))?;
+    let wrapped = lines(&text, false)?
         .into_iter()
         .map(|line| wrap_line(line, width, breaks, at_hyphens).join(&wrap));
     Ok(Value::from(wrapped.collect::<Vec<_>>().join(&wrap)))
@@ -202,37 +207,36 @@ fn wordwrap(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Err
 
 /// Python's `textwrap`, without changes of white space.
 fn wrap_line(line: &str, width: usize, breaks: bool, at_hyphens: bool) -> Vec<String> {
-    let count = |text: &str| text.chars().count();
     let mut chunks = chunks(line, at_hyphens);
     chunks.reverse();
     let mut wrapped: Vec<String> = Vec::new();
-    while let Some(last) = chunks.last() {
+    while let Some((last, _)) = chunks.last() {
         // White space at the begin of a line that is not the first is left out.
-        if last.trim_matches(is_space).is_empty() && !wrapped.is_empty() {
+        if !wrapped.is_empty() && is_white(last) {
             chunks.pop();
             continue;
         }
-        let (mut current, mut length): (Vec<String>, usize) = (Vec::new(), 0);
-        while let Some(next) = chunks.last()
-            && length + count(next) <= width
-        {
-            length += count(next);
-            current.extend(chunks.pop());
+        let (mut current, mut length): (Vec<&str>, usize) = (Vec::new(), 0);
+        while let Some((next, count)) = chunks.pop_if(|(_, count)| length + *count <= width) {
+            length += count;
+            current.push(next);
         }
-        if let Some(next) = chunks.last_mut()
-            && count(next) > width
+        if let Some(&(next, count)) = chunks.last()
+            && count > width
         {
             let left = width - length;
             if breaks && left > 0 {
                 let end = if at_hyphens { hyphen(next, left).unwrap_or(left) } else { left };
                 let at = next.char_indices().nth(end).map_or(next.len(), |(at, _)| at);
-                current.push(next[..at].to_owned());
-                *next = next[at..].to_owned();
+                current.push(&next[..at]);
+                chunks.pop();
+                chunks.push((&next[at..], count - end));
             } else if !breaks && current.is_empty() {
-                current.extend(chunks.pop());
+                current.push(next);
+                chunks.pop();
             }
         }
-        if current.last().is_some_and(|chunk| chunk.trim_matches(is_space).is_empty()) {
+        if current.last().is_some_and(|chunk| is_white(chunk)) {
             current.pop();
         }
         if !current.is_empty() {
@@ -242,6 +246,10 @@ fn wrap_line(line: &str, width: usize, breaks: bool, at_hyphens: bool) -> Vec<St
     wrapped
 }
 
+fn is_white(text: &str) -> bool {
+    text.trim_matches(is_space).is_empty()
+}
+
 /// Returns where a long word breaks behind a hyphen within the first `left` characters.
 fn hyphen(word: &str, left: usize) -> Option<usize> {
     let letters: Vec<char> = word.chars().take(left).collect();
@@ -249,38 +257,44 @@ fn hyphen(word: &str, left: usize) -> Option<usize> {
     (at > 0 && letters[..at].iter().any(|letter| *letter != '-')).then_some(at + 1)
 }
 
-/// Splits a line into words, white space and parts of words that end with a hyphen.
-fn chunks(line: &str, at_hyphens: bool) -> Vec<String> {
-    let mut chunks: Vec<String> = Vec::new();
-    let mut last: Option<char> = None;
-    let letters: Vec<char> = line.chars().collect();
-    for (index, &letter) in letters.iter().enumerate() {
+/// Splits a line into words, white space and parts of words that end with a hyphen, each with its count of characters.
+fn chunks(line: &str, at_hyphens: bool) -> Vec<(&str, usize)> {
+    let mut chunks: Vec<(&str, usize)> = Vec::new();
+    let (mut start, mut count) = (0, 0);
+    let (mut last, mut last_but_one): (Option<char>, Option<char>) = (None, None);
+    for (at, letter) in line.char_indices() {
         let after_hyphen = at_hyphens
             && last == Some('-')
-            && index >= 2
-            && letters[index - 2].is_alphabetic()
+            && last_but_one.is_some_and(char::is_alphabetic)
             && letter.is_alphabetic();
-        let is_new = last.is_none_or(|last| is_space(last) != is_space(letter)) || after_hyphen;
-        match chunks.last_mut().filter(|_| !is_new) {
-            Some(chunk) => chunk.push(letter),
-            None => chunks.push(letter.to_string()),
+        if last.is_some_and(|last| is_space(last) != is_space(letter)) || after_hyphen {
+            chunks.push((&line[start..at], count));
+            (start, count) = (at, 0);
         }
-        last = Some(letter);
+        count += 1;
+        (last_but_one, last) = (last, Some(letter));
+    }
+    if count > 0 {
+        chunks.push((&line[start..], count));
     }
     chunks
 }
 
-fn strip_tags(text: &str) -> String {
-    let mut text = text.to_owned();
+fn strip_tags(value: &Value) -> Result<String, Error> {
+    let mut text = to_text(value);
     for (begin, end) in [("<!--", "-->"), ("<", ">")] {
         while let Some(start) = text.find(begin)
             && let Some(length) = text[start..].find(end)
         {
+            take(text.len())?;
             text.replace_range(start..start + length + end.len(), "");
         }
     }
-    let words: Vec<&str> = text.split(is_space).filter(|word| !word.is_empty()).collect();
-    let mut text = words.join(" ");
+    let mut stripped = String::with_capacity(text.len());
+    for word in text.split(is_space).filter(|word| !word.is_empty()) {
+        stripped += if stripped.is_empty() { "" } else { " " };
+        stripped += word;
+    }
     for (name, letter) in [
         ("&lt;", "<"),
         ("&gt;", ">"),
@@ -289,9 +303,9 @@ fn strip_tags(text: &str) -> String {
         ("&#39;", "'"),
         ("&amp;", "&"),
     ] {
-        text = text.replace(name, letter);
+        stripped = stripped.replace(name, letter);
     }
-    text
+    Ok(stripped)
 }
 
 /// Python's `urllib.parse.quote`.
@@ -334,6 +348,7 @@ fn urlize(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error
     let target = option(&rest, &named, 2, "target")?.filter(|target| !target.is_none());
     let rel = option(&rest, &named, 3, "rel")?.map_or_else(String::new, |rel| to_text(&rel));
     named.assert_all_used()?;
+    take_items(rel.len())?;
     let mut rels: Vec<&str> = rel.split(is_space).filter(|word| !word.is_empty()).collect();
     rels.push("noopener");
     if nofollow {
@@ -369,8 +384,8 @@ fn urlize(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error
         let inner_end = inner.trim_end_matches("&gt;").trim_end_matches([')', '>', '.', ',', '\n']);
         let tail = &inner[inner_end.len()..];
         match link(inner_end) {
-            Some(link) => out += &format!("{before}{link}{tail}{after}"),
-            None => out += word,
+            Some(link) => grow(&mut out, &format!("{before}{link}{tail}{after}"))?,
+            None => grow(&mut out, word)?,
         }
     }
     Ok(Value::from(out))
@@ -396,6 +411,7 @@ fn xml_attributes(value: Value, spaced: Option<Value>) -> Result<Value, Error> {
 
 fn file_size(value: Value, is_binary: Option<Value>) -> Result<String, Error> {
     let is_binary = is_binary.is_some_and(|is_binary| is_binary.is_true());
+    take(value.as_str().map_or(0, str::len))?;
     let number = value.as_str().and_then(|text| text.trim().parse().ok()).or_else(|| float(&value));
     let bytes = number.ok_or_else(|| error("filesizeformat needs a number"))?;
     let base = if is_binary { 1024.0 } else { 1000.0 };
@@ -420,16 +436,18 @@ fn file_size(value: Value, is_binary: Option<Value>) -> Result<String, Error> {
     Ok(String::new())
 }
 
-/// Python's `pprint.pformat` of a value that fits on a line: mappings are sorted.
-fn pretty(value: &Value) -> Result<String, Error> {
+/// Python's `pprint.pformat` of a value that fits on a line, and is nested this deeply: mappings are sorted.
+fn pretty(value: &Value, depth: usize) -> Result<String, Error> {
+    visit(depth)?;
     match value.kind() {
         ValueKind::Map => {
             let mut keys = iterate(value)?;
             super::filters::sort_by(&mut keys, |key| Ok(key.clone()), false)?;
             let pair = |key: &Value| -> Result<String, Error> {
-                Ok(format!("{}: {}", repr(key), pretty(&value.get_item(key)?)?))
+                Ok(format!("{}: {}", repr(key), pretty(&value.get_item(key)?, depth + 1)?))
             };
             let pairs = keys.iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
+            check_length(pairs.iter().map(String::len).sum())?;
             Ok(format!("{{{}}}", pairs.join(", ")))
         }
         _ => Ok(repr(value)),

@@ -12,6 +12,17 @@ use super::{
     tokens::{self, Tag},
 };
 
+/// Longest template, in bytes; real ones have some ten thousand.
+const SOURCE_MAX: usize = 256 << 10;
+/// Most statements that are open at a time.
+const OPEN_MAX: usize = 100;
+/// Most `elif` of the statements that are open: minijinja nests them.
+const BRANCHES_MAX: usize = 200;
+/// Most parameters of a macro.
+const PARAMETERS_MAX: usize = 255;
+/// Longest text of a loop or a macro that is not counted, in bytes: the number of instructions bounds it.
+const FREE_TEXT_MAX: usize = 64;
+
 /// A template is not Jinja.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
@@ -44,6 +55,27 @@ struct Open {
     /// Whether `else` may follow.
     may_have_else: bool,
     is_loop: bool,
+    /// The `elif` that it has.
+    branches: usize,
+    /// Bytes of text in it, outside of other statements that may run many times.
+    texts: usize,
+    /// Where its tag ends in the translation, once it is written: before the mark.
+    tag_end: Option<usize>,
+}
+
+impl Open {
+    /// Returns whether its body may run many times.
+    fn may_repeat(&self) -> bool {
+        matches!(self.end, "endfor" | "endmacro" | "endcall" | "endblock")
+    }
+
+    /// Returns the statement that counts the texts of the body, which begins it; nothing if they are short.
+    fn count(&self) -> String {
+        match self.texts {
+            0..=FREE_TEXT_MAX => String::new(),
+            length => format!("{{% set __ignored = __texts({length}) %}}"),
+        }
+    }
 }
 
 struct Macro {
@@ -61,6 +93,10 @@ struct Macro {
 /// # Errors
 /// With the line, if the template is not Jinja.
 pub(super) fn translate(source: &str) -> Result<(String, Reads), SyntaxError> {
+    if source.len() > SOURCE_MAX {
+        let problem = format!("the template is longer than {SOURCE_MAX} bytes");
+        return Err(SyntaxError { line: 1, problem });
+    }
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut translation = Translation {
         out: String::with_capacity(source.len()),
@@ -73,10 +109,10 @@ pub(super) fn translate(source: &str) -> Result<(String, Reads), SyntaxError> {
         ..problem
     };
     while let Some(start) = next_tag(rest) {
-        translation.out += &rest[..start];
+        translation.text(&rest[..start]);
         rest = translation.tag(&rest[start..]).map_err(|problem| at(&rest[start..], problem))?;
     }
-    translation.out += rest;
+    translation.text(rest);
     match translation.open.last() {
         Some(open) => Err(at("", SyntaxError::new(format!("'{}' is missing", open.end)))),
         None => Ok((translation.out, translation.contents.reads())),
@@ -120,6 +156,14 @@ impl Contents {
 }
 
 impl Translation {
+    /// Writes a text that stands between tags.
+    fn text(&mut self, text: &str) {
+        self.out += text;
+        if let Some(open) = self.open.iter_mut().rev().find(|open| open.may_repeat()) {
+            open.texts += text.len();
+        }
+    }
+
     /// Translates the tag that `rest` begins with; returns what follows it.
     fn tag<'a>(&mut self, rest: &'a str) -> Result<&'a str, SyntaxError> {
         if rest.starts_with("{#") {
@@ -177,13 +221,15 @@ impl Translation {
         lines: &str,
     ) -> Result<(), SyntaxError> {
         let name = tokens.name()?;
-        let tag = |inner: &str| format!("{{%{} {inner}{lines} {}%}}", marks.0, marks.1);
         let inner = match name.as_str() {
             "if" => {
-                self.open("endif", true);
+                self.open("endif", true)?;
                 format!("if {}", tokens.tuple()?)
             }
-            "elif" => format!("elif {}", tokens.tuple()?),
+            "elif" => {
+                self.branch()?;
+                format!("elif {}", tokens.tuple()?)
+            }
             "else" => match self.open.last() {
                 Some(open) if open.may_have_else => name,
                 _ => return Err(SyntaxError::new("unexpected 'else'")),
@@ -206,42 +252,25 @@ impl Translation {
             }
             "macro" => return self.begin_macro(tokens, marks, lines),
             "call" => {
-                self.open("endcall", false);
+                self.open("endcall", false)?;
                 let parameters = if tokens.takes("(") { parameters(tokens)? } else { Vec::new() };
                 format!("call{} {}", signature(&parameters), tokens.expression()?)
             }
             "filter" => {
-                self.open("endfilter", false);
+                self.open("endfilter", false)?;
                 format!("filter {}", tokens.filter_chain()?)
             }
-            "with" => {
-                self.open("endwith", false);
-                let (mut targets, mut values) = (Vec::new(), Vec::new());
-                while !tokens.is_at_end() {
-                    targets.push(tokens.one_target()?);
-                    tokens.expect("=")?;
-                    values.push(tokens.expression()?);
-                    if !tokens.takes(",") {
-                        break;
-                    }
-                }
-                // All values are computed before any name is set.
-                match targets.len() {
-                    0 => "with".to_owned(),
-                    1 => format!("with {} = {}", targets[0], values[0]),
-                    _ => format!("with ({}) = ({})", targets.join(", "), values.join(", ")),
-                }
-            }
+            "with" => self.with(tokens)?,
             "generation" => {
-                self.open("endgeneration", false);
+                self.open("endgeneration", false)?;
                 "with".to_owned()
             }
             "autoescape" => {
-                self.open("endautoescape", false);
+                self.open("endautoescape", false)?;
                 format!("autoescape {}", tokens.expression()?)
             }
             "block" => {
-                self.open("endblock", false);
+                self.open("endblock", false)?;
                 let name = tokens.name()?;
                 let _ = tokens.takes_word("scoped") || tokens.takes_word("required");
                 format!("block {name}")
@@ -255,17 +284,64 @@ impl Translation {
             end if end.starts_with("end") => return self.end(end, tokens, marks, lines),
             unknown => return Err(SyntaxError::new(format!("unknown tag '{unknown}'"))),
         };
-        self.out += &tag(&inner);
+        let (begin, close) = marks;
+        self.out += &format!("{{%{begin} {inner}{lines}");
+        if let Some(open) = self.open.last_mut() {
+            open.tag_end.get_or_insert(self.out.len());
+        }
+        self.out += &format!(" {close}%}}");
         Ok(())
     }
 
-    fn open(&mut self, end: &'static str, may_have_else: bool) {
-        let is_loop = end == "endfor";
-        self.open.push(Open { end, definition: None, may_have_else, is_loop });
+    fn open(&mut self, end: &'static str, may_have_else: bool) -> Result<(), SyntaxError> {
+        if self.open.len() == OPEN_MAX {
+            return Err(SyntaxError::new("statements are nested too deeply"));
+        }
+        self.open.push(Open {
+            end,
+            definition: None,
+            may_have_else,
+            is_loop: end == "endfor",
+            branches: 0,
+            texts: 0,
+            tag_end: None,
+        });
+        Ok(())
+    }
+
+    /// Counts an `elif`.
+    fn branch(&mut self) -> Result<(), SyntaxError> {
+        if let Some(open) = self.open.last_mut() {
+            open.branches += 1;
+        }
+        let branches: usize = self.open.iter().map(|open| open.branches).sum();
+        if branches > BRANCHES_MAX {
+            return Err(SyntaxError::new(format!("more than {BRANCHES_MAX} times 'elif'")));
+        }
+        Ok(())
+    }
+
+    fn with(&mut self, tokens: &mut Expressions) -> Result<String, SyntaxError> {
+        self.open("endwith", false)?;
+        let (mut targets, mut values) = (Vec::new(), Vec::new());
+        while !tokens.is_at_end() {
+            targets.push(tokens.one_target()?);
+            tokens.expect("=")?;
+            values.push(kept(&tokens.expression()?, false));
+            if !tokens.takes(",") {
+                break;
+            }
+        }
+        // All values are computed before any name is set.
+        Ok(match targets.len() {
+            0 => "with".to_owned(),
+            1 => format!("with {} = {}", targets[0], values[0]),
+            _ => format!("with ({}) = ({})", targets.join(", "), values.join(", ")),
+        })
     }
 
     fn for_loop(&mut self, tokens: &mut Expressions) -> Result<String, SyntaxError> {
-        self.open("endfor", true);
+        self.open("endfor", true)?;
         let target = tokens.target()?;
         if !tokens.takes_word("in") {
             return Err(SyntaxError::new("'in' is missing after 'for'"));
@@ -286,22 +362,22 @@ impl Translation {
 
     fn set(&mut self, tokens: &mut Expressions) -> Result<String, SyntaxError> {
         let target = tokens.target()?;
+        let is_of_namespace = target.contains('.');
         if tokens.takes("=") {
             // transformers keeps these names out of namespaces.
             if target.contains("._") {
                 return Ok("set _ = raise_exception('a namespace has no names with _')".to_owned());
             }
-            let value = tokens.tuple()?;
+            let value = kept(&tokens.tuple()?, is_of_namespace);
             return Ok(match target.starts_with('(') {
                 true => format!("set {target} = __unpack({value})"),
                 false => format!("set {target} = {value}"),
             });
         }
-        self.open("endset", false);
-        let filters = if tokens.takes("|") {
-            format!(" | {}", tokens.filter_chain()?)
-        } else {
-            String::new()
+        self.open("endset", false)?;
+        let filters = match tokens.takes("|") {
+            true => format!(" | {}|{}", tokens.filter_chain()?, keeper(is_of_namespace)),
+            false => String::new(),
         };
         Ok(format!("set {target}{filters}"))
     }
@@ -312,7 +388,7 @@ impl Translation {
         marks: (&'static str, &'static str),
         lines: &str,
     ) -> Result<(), SyntaxError> {
-        let name = tokens.name()?;
+        let name = tokens.assigned_name()?;
         tokens.expect("(")?;
         let parameters = parameters(tokens)?;
         let start = self.out.len();
@@ -324,9 +400,10 @@ impl Translation {
             marks,
             has_any_arguments: false,
         };
-        self.open("endmacro", false);
+        self.open("endmacro", false)?;
         if let Some(open) = self.open.last_mut() {
             open.definition = Some(definition);
+            open.tag_end = Some(start);
         }
         Ok(())
     }
@@ -347,14 +424,19 @@ impl Translation {
             inner = format!("{inner} {}", tokens.name()?);
         }
         let (begin, close) = marks;
+        let count = open.count();
         let Some(definition) = open.definition else {
+            if let (Some(statement), Some(end)) = (count.strip_suffix(" %}"), open.tag_end) {
+                self.out.insert_str(end, &format!(" %}}{statement}"));
+            }
             self.out += &format!("{{%{begin} {inner}{lines} {close}%}}");
             return Ok(());
         };
         // Now it is known whether the macro takes any arguments, and its begin can be written.
         let (name, any) = (&definition.name, definition.has_any_arguments);
         let lines_of_header = self.out[definition.header.clone()].to_owned();
-        self.out.replace_range(definition.header.clone(), &definition.header(&lines_of_header));
+        let header = definition.header(&lines_of_header, count);
+        self.out.replace_range(definition.header.clone(), &header);
         self.out += &match any {
             false => format!("{{%{begin} endmacro{lines} {close}%}}"),
             true => format!(
@@ -367,11 +449,11 @@ impl Translation {
 }
 
 impl Macro {
-    /// Returns the statement that begins the macro.
-    fn header(&self, lines: &str) -> String {
+    /// Returns the statements that begin the macro, `first` among them.
+    fn header(&self, lines: &str, first: String) -> String {
         let (begin, close) = self.marks;
         let mut parameters = self.parameters.clone();
-        let mut defaults = String::new();
+        let mut defaults = first;
         for index in 0..parameters.len() {
             let (before, rest) = parameters.split_at_mut(index);
             let (name, default) = &mut rest[0];
@@ -406,11 +488,24 @@ impl Macro {
     }
 }
 
+/// Returns the filter that a value passes before it is kept: see [`limits`](super::limits).
+fn keeper(is_of_namespace: bool) -> &'static str {
+    if is_of_namespace { "__keep_data" } else { "__keep" }
+}
+
+/// Returns a value to be kept.
+fn kept(value: &str, is_of_namespace: bool) -> String {
+    format!("({value})|{}", keeper(is_of_namespace))
+}
+
 /// Reads parameters up to the closing parenthesis.
 fn parameters(tokens: &mut Expressions) -> Result<Vec<(String, Option<String>)>, SyntaxError> {
     let mut parameters: Vec<(String, Option<String>)> = Vec::new();
     while !tokens.takes(")") {
-        let name = tokens.name()?;
+        if parameters.len() == PARAMETERS_MAX {
+            return Err(SyntaxError::new(format!("more than {PARAMETERS_MAX} parameters")));
+        }
+        let name = tokens.assigned_name()?;
         let default = if tokens.takes("=") { Some(tokens.expression()?) } else { None };
         if default.is_none() && parameters.last().is_some_and(|(_, default)| default.is_some()) {
             return Err(SyntaxError::new("a parameter without default follows one with default"));
