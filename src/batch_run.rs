@@ -123,6 +123,8 @@ pub fn run(mut args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let summary = Summary::of(&args);
     let started = Instant::now();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    // Options are refused before IN is read.
+    args.server.given()?;
     let mut display = Display::new(None);
     let mut data = data::open(&mut args, &runtime, &mut display)?;
     // Before the model is loaded, which may take a while.
