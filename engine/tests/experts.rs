@@ -197,7 +197,7 @@ fn conversions_keep_the_model() {
         assert_eq!(converted.fingerprint().unwrap(), model.fingerprint().unwrap());
     }
     for target in [Target::GgufI2S, Target::Folder] {
-        let error = convert(&model, target, &folder.path().join("never")).unwrap_err();
+        let error = convert(&model, target, &folder.path().join("never.gguf")).unwrap_err();
         assert!(error.to_string().contains("blk.0.attn_q.weight"), "{error}");
     }
 }

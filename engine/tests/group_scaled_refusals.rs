@@ -228,12 +228,12 @@ fn converted_files_are_the_same_model() {
             (Target::GgufTq2_0, "differ inside blocks"),
             (Target::Folder, "one scale per tensor"),
         ] {
-            let error = convert(&folder, target, &dir.path().join("no")).unwrap_err().to_string();
+            let error = convert(&folder, target, &dir.path().join("no.gguf")).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }
     let bitnet = Model::open(&golden("bitnet-tiny")).unwrap();
-    let error = convert(&bitnet, Target::GgufPq2_0, &dir.path().join("no")).unwrap_err();
+    let error = convert(&bitnet, Target::GgufPq2_0, &dir.path().join("no.gguf")).unwrap_err();
     assert!(error.to_string().contains("one scale per tensor"), "{error}");
 }
 

@@ -405,7 +405,7 @@ fn conversions_keep_the_model() {
         for target in [Target::GgufPq2_0, Target::GgufPtq1_0, Target::GgufQ2_0] {
             let has_small_matrices = model.config().rotation.is_none();
             if target == Target::GgufQ2_0 && has_small_matrices {
-                let error = convert(&model, target, &out.path().join("never")).unwrap_err();
+                let error = convert(&model, target, &out.path().join("never.gguf")).unwrap_err();
                 assert!(error.to_string().contains("two layouts"), "{error}");
                 continue;
             }
@@ -415,7 +415,7 @@ fn conversions_keep_the_model() {
             assert_eq!(converted.config().rotation, model.config().rotation);
             assert_eq!(converted.fingerprint().unwrap(), model.fingerprint().unwrap(), "{source}");
         }
-        let error = convert(&model, Target::GgufI2S, &out.path().join("never")).unwrap_err();
+        let error = convert(&model, Target::GgufI2S, &out.path().join("never.gguf")).unwrap_err();
         assert!(matches!(error, ModelError::Unconvertible { .. }), "{error}");
     }
 }

@@ -370,7 +370,7 @@ impl Translation {
             }
             let value = kept(&tokens.tuple()?, is_of_namespace);
             return Ok(match target.starts_with('(') {
-                true => format!("set {target} = __unpack({value})"),
+                true => format!("set {target} = __iterate({value})"),
                 false => format!("set {target} = {value}"),
             });
         }
