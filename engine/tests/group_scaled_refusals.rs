@@ -228,7 +228,8 @@ fn converted_files_are_the_same_model() {
             (Target::GgufTq2_0, "differ inside blocks"),
             (Target::Folder, "one scale per tensor"),
         ] {
-            let error = convert(&folder, target, &dir.path().join("no.gguf")).unwrap_err().to_string();
+            let error =
+                convert(&folder, target, &dir.path().join("no.gguf")).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }
