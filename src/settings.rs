@@ -45,7 +45,7 @@ const SERVICE: [&str; 3] = ["database", "redis", "store"];
 
 /// Returns the command with the settings of the environment and the file as defaults.
 pub fn apply(command: Command) -> anyhow::Result<Command> {
-    let command = with_variables(command, false);
+    let command = with_all_variables(command);
     let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
     let path = Path::new(named.as_deref().unwrap_or(FILE.as_ref()));
     let text = match read(path) {
@@ -56,9 +56,12 @@ pub fn apply(command: Command) -> anyhow::Result<Command> {
     with_file(command, &text).with_context(|| path.display().to_string())
 }
 
-/// Returns whether a command is one of [`OPERATING`], or below one.
-fn is_operating(command: &Command, is_parent: bool) -> bool {
-    is_parent || OPERATING.contains(&command.get_name())
+/// Gives their environment variables to all commands.
+fn with_all_variables(command: Command) -> Command {
+    command.mut_subcommands(|sub| {
+        let is_operating = OPERATING.contains(&sub.get_name());
+        with_variables(sub, is_operating)
+    })
 }
 
 /// Reads the file, of at most [`FILE_BYTES_MAX`].
@@ -98,9 +101,9 @@ fn variable_of(long: &str) -> String {
     format!("TRITMILL_{}", long.to_uppercase().replace('-', "_"))
 }
 
-/// Gives an environment variable to every option without one, if the command takes it from there.
-fn with_variables(command: Command, is_parent: bool) -> Command {
-    let is_operating = is_operating(&command, is_parent);
+/// Gives an environment variable to every option without one, and of a command that is or is below one of [`OPERATING`] to
+/// those of [`SERVICE`].
+fn with_variables(command: Command, is_operating: bool) -> Command {
     let command = command.mut_args(|arg| match arg.get_long() {
         // An empty variable is one that is not set.
         _ if arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty()) => {
@@ -157,7 +160,7 @@ fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Com
     Ok(command)
 }
 
-/// Sets an option's default in the command and its subcommands, without those of [`OPERATING`] if `spares_operating`. Returns
+/// Sets an option's default in the command and its subcommands, of these without [`OPERATING`] if `spares_operating`. Returns
 /// false if none has the option.
 fn with_default(
     mut command: Command,
@@ -165,9 +168,6 @@ fn with_default(
     values: &[String],
     spares_operating: bool,
 ) -> anyhow::Result<(Command, bool)> {
-    if spares_operating && is_operating(&command, false) {
-        return Ok((command, false));
-    }
     let arg = command.get_arguments().find(|arg| arg.get_long() == Some(long));
     let mut found = false;
     if let Some(arg) = arg {
@@ -186,8 +186,11 @@ fn with_default(
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
+        if spares_operating && OPERATING.contains(&name.as_str()) {
+            continue;
+        }
         let Some(sub) = command.find_subcommand(&name).cloned() else { continue };
-        let (sub, below) = with_default(sub, long, values, spares_operating)?;
+        let (sub, below) = with_default(sub, long, values, false)?;
         found |= below;
         command = command.mut_subcommand(name, |_| sub);
     }
@@ -225,7 +228,7 @@ mod tests {
     }
 
     fn slots(text: &str, arguments: &[&str]) -> u32 {
-        let command = with_file(with_variables(command(), false), text).expect("a good file");
+        let command = with_file(with_all_variables(command()), text).expect("a good file");
         let all = ["test", "run", "--redis", "r"].iter().chain(arguments);
         let matches = command.try_get_matches_from(all).expect("good arguments");
         let (_, run) = matches.subcommand().expect("there is one");
@@ -265,8 +268,9 @@ mod tests {
         let costs = Command::new("costs")
             .subcommand(Command::new("budget").arg(option("key")).arg(option("database")));
         let run = Command::new("run").arg(option("key"));
-        let all = Command::new("test").subcommands([costs, run]);
-        let variables = with_variables(all.clone(), false);
+        let bench = Command::new("bench").subcommand(Command::new("queue").arg(option("key")));
+        let all = Command::new("test").subcommands([costs, run, bench]);
+        let variables = with_all_variables(all.clone());
         let variable = |path: &[&str], name: &str| {
             let command =
                 path.iter().fold(&variables, |c, sub| c.find_subcommand(sub).expect("it is there"));
@@ -275,6 +279,8 @@ mod tests {
             option.get_env().map(|name| name.to_str().expect("UTF-8").to_owned())
         };
         assert_eq!(variable(&["run"], "key").as_deref(), Some("TRITMILL_KEY"));
+        let of_bench = variable(&["bench", "queue"], "key");
+        assert_eq!(of_bench.as_deref(), Some("TRITMILL_KEY"), "it has the name of another command");
         assert_eq!(variable(&["costs", "budget"], "key"), None);
         let database = variable(&["costs", "budget"], "database");
         assert_eq!(database.as_deref(), Some("TRITMILL_DATABASE"));

@@ -233,13 +233,11 @@ impl DataRun {
         let (lines, carried) = (self.output(), self.folder.join("carried.jsonl"));
         let answers = AnswerFiles { lines: &lines, carried: &carried };
         let temporary = self.folder.join("sink");
-        let is_ours = self.record.is_written
-            && self
-                .record
-                .written
-                .as_ref()
-                .is_none_or(|written| self.stamp().is_none_or(|now| now == *written));
-        let old = self.sink.write(&answers, runtime, &temporary, !is_ours)?;
+        // A sink that is gone, or that an earlier release wrote, is taken as unchanged.
+        let (was, now) = (self.record.written.as_ref(), self.stamp());
+        let is_changed = was.is_some_and(|was| now.is_some_and(|now| now != *was));
+        let is_first = !self.record.is_written || is_changed;
+        let old = self.sink.write(&answers, runtime, &temporary, is_first)?;
         (self.record.is_written, self.record.written) = (true, self.stamp());
         let failed = |source| DataError::Write { path: self.folder.clone(), source };
         save(&self.folder, &self.record).map_err(failed)?;
