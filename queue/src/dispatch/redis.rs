@@ -149,9 +149,16 @@ impl RedisDispatcher {
     /// enqueue them again.
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), DispatchError> {
         for prefix in self.inner.prefixes(queue) {
-            let none: &[String] = &[];
             self.inner.data_names.lock().remove(&prefix);
-            let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, none);
+        }
+        self.forget_after(queue, Duration::ZERO).await
+    }
+
+    /// Lets all data of a queue in Redis expire, as far as it exists now.
+    async fn forget_after(&self, queue: &QueueName, after: Duration) -> Result<(), DispatchError> {
+        let arguments = [after.as_millis().to_string()];
+        for prefix in self.inner.prefixes(queue) {
+            let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, &arguments);
             run.await.map(|_: i64| ()).map_err(unavailable)?;
         }
         Ok(())

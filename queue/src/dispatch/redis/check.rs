@@ -21,6 +21,8 @@ use crate::{
 const NAME: &str = "tritmill-check";
 /// Wait of the pull that finds nothing: it uses the command that blocks.
 const WAIT: Duration = Duration::from_millis(5);
+/// Time after which Redis deletes what is left of a check, if the process or the connection ends in the middle.
+const LEFT: Duration = Duration::from_secs(15);
 /// Tenants of a queue that are looked at.
 const TENANTS_MAX: usize = 1000;
 
@@ -94,6 +96,7 @@ impl RedisDispatcher {
         self.missing(queue).await?;
         self.pull(pull(WAIT)).await?;
         self.enqueue(entries).await?;
+        self.forget_after(queue, LEFT).await?;
         let taken = self.pull(pull(Duration::ZERO)).await?;
         self.renew(NAME, &taken).await?;
         self.hand_back(NAME, &taken).await?;
@@ -101,6 +104,7 @@ impl RedisDispatcher {
         self.reclaim(pull(Duration::ZERO), Duration::from_secs(60)).await?;
         self.acknowledge(NAME, &taken).await?;
         self.requeue(entries).await?;
+        self.forget_after(queue, LEFT).await?;
         self.backlog(queue).await?;
         self.depth(queue).await?;
         self.remove_idle_consumers(queue, Duration::from_secs(600)).await?;
