@@ -16,6 +16,8 @@ use crate::{
 pub const SEQUENCES_MAX: usize = 16;
 /// Floats of the scores of a task with more sequences than rows of other tasks.
 const SCORES_MAX: usize = 1 << 20;
+/// Largest share of a region's time that threads may wait, tasks of one size assumed.
+const IDLE_MAX: f64 = 0.1;
 /// Blocks of a segment.
 const SEGMENT_BLOCKS: usize = POSITIONS_PART / LANES;
 
@@ -43,6 +45,16 @@ pub struct SharedPrefixes {
 pub fn sequences_max(config: &ModelConfig) -> usize {
     let scores = config.head_count / config.kv_head_count * config.context_length;
     (SCORES_MAX / scores.max(1)).clamp(ROWS_PER_TASK, SEQUENCES_MAX)
+}
+
+/// Returns the number of parts of `count` sequences, at least `least`: the smallest with which threads wait for one another for
+/// at most [`IDLE_MAX`] of a region, if there is one with two sequences in each part.
+fn even_parts(least: usize, count: usize, kv_head_count: usize, threads: usize) -> usize {
+    let is_even = |parts: &usize| {
+        let tasks = parts * kv_head_count;
+        (tasks.next_multiple_of(threads) - tasks) as f64 <= IDLE_MAX * tasks as f64
+    };
+    (least..=count / 2).find(is_even).unwrap_or(least)
 }
 
 /// Returns the leading segments that two decodes have in common, before the block of either's token.
@@ -85,7 +97,7 @@ impl SharedPrefixes {
                 let segments = (start..end - 1).map(at).min().unwrap_or(0);
                 members.copy_within(start..end, kept);
                 let size = (count * kv_head_count / (2 * threads)).clamp(2, most.max(2));
-                let parts = count.div_ceil(size);
+                let parts = even_parts(count.div_ceil(size), count, kv_head_count, threads);
                 for (part, kv_head) in
                     (0..parts).flat_map(|part| (0..kv_head_count).map(move |head| (part, head)))
                 {
@@ -157,6 +169,15 @@ mod tests {
         assert_eq!(sizes(1, 4), [3, 3, 3]);
         assert_eq!(sizes(2, 16), [3, 3, 3], "six tasks");
         assert_eq!(sizes(64, 16), [1, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn tasks_are_a_multiple_of_the_threads_if_parts_can_be_smaller() {
+        assert_eq!(even_parts(1, 16, 5, 2), 2, "ten tasks, where five keep one thread waiting");
+        assert_eq!(even_parts(1, 16, 8, 2), 1);
+        assert_eq!(even_parts(1, 16, 4, 3), 3);
+        assert_eq!(even_parts(1, 3, 5, 2), 1, "parts of one sequence share nothing");
+        assert_eq!(even_parts(3, 7, 1, 64), 3);
     }
 
     #[test]

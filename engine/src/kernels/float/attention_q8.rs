@@ -46,6 +46,7 @@ const NARROW: usize = 64;
 struct Parts<'a> {
     scores: &'a mut [f32],  // (Q, positions); then the factors
     units: &'a mut [f32],   // (segments, Q): largest factor / 32767
+    sums: &'a mut [i32],    // (Q): of the narrowed elements of each query
     packed: &'a mut [u64],  // (head_dim / 4, Q)
     weights: &'a mut [u64], // (blocks, Q, WEIGHTS_BYTES)
 }
@@ -55,7 +56,7 @@ impl<'a> Parts<'a> {
     fn len(queries: usize, blocks: usize, groups: usize) -> usize {
         let (scores, units, packed, weights) = Self::lens(queries, blocks, groups);
         // An odd float at the start may put the integers off their alignment.
-        scores + units + 2 * (packed + weights) + 1
+        scores + units + queries + 2 * (packed + weights) + 1
     }
 
     /// Returns the elements of the scores, units, packed queries and weights.
@@ -69,9 +70,11 @@ impl<'a> Parts<'a> {
         let (scores, units, packed, weights) = Self::lens(queries, blocks, groups);
         let (scores, rest) = scratch.split_at_mut(scores);
         let (units, rest) = rest.split_at_mut(units);
+        let (sums, rest) = rest.split_at_mut(queries);
         let (_, integers, _) = bytemuck::pod_align_to_mut::<f32, u64>(rest);
         let (packed, rest) = integers.split_at_mut(packed);
-        Self { scores, units, packed, weights: &mut rest[..weights] }
+        let (sums, weights) = (bytemuck::cast_slice_mut(sums), &mut rest[..weights]);
+        Self { scores, units, sums, packed, weights }
     }
 }
 
@@ -100,16 +103,17 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
     // SAFETY: `check` proved that every block's keys, values and scales are inside the slices, `parts` has room for
     // all blocks, and the length of `out` is asserted; the caller has the ISA.
     unsafe {
-        let factors = pack_queries::<D, Q>(tile, queries, parts.packed);
-        score::<D, Q>(tile, &factors, blocks, 0..blocks, &mut parts);
+        let factors = pack_queries::<D, Q>(tile, queries, &mut parts);
+        score::<D, Q, true>(tile, &factors, blocks, 0..blocks, &mut parts);
         let sums = weights::<D, Q>(tile, positions, blocks, &mut parts);
         out.fill(0.0);
-        weigh_values::<D, Q>(tile, blocks, 0..blocks.div_ceil(SEGMENT_BLOCKS), &parts, out);
+        let segments = 0..blocks.div_ceil(SEGMENT_BLOCKS);
+        weigh_values::<D, Q, true>(tile, blocks, segments, &parts, out);
         divide(out, tile.padded_head_dim, &sums);
     }
 }
 
-/// Narrows and packs the queries; returns what multiplies the products of each, besides the scales of keys.
+/// Narrows, adds up and packs the queries; returns what multiplies the products of each, besides the scales of keys.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
@@ -117,9 +121,10 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
 unsafe fn pack_queries<D: ByteDots, const Q: usize>(
     tile: &AttentionTile<'_, i8>,
     queries: &[f32],
-    packed: &mut [u64],
+    parts: &mut Parts<'_>,
 ) -> [f32; Q] {
     let mut factors = [0f32; Q];
+    parts.sums.fill(0);
     for (q, query) in queries.chunks_exact(tile.head_dim).enumerate() {
         // SAFETY: guaranteed by the caller.
         let scale = unsafe { ops::int8_scale::<D::Floats>(query) };
@@ -132,20 +137,21 @@ unsafe fn pack_queries<D: ByteDots, const Q: usize>(
             unsafe {
                 ops::narrow_int8::<D::Floats>(elements, scale, &mut narrow[..elements.len()])
             };
+            parts.sums[q] += narrow.iter().map(|&element| i32::from(element)).sum::<i32>();
             for (group, elements) in narrow.as_chunks::<DEPTH>().0.iter().enumerate() {
-                packed[(part * NARROW / DEPTH + group) * Q + q] = D::pack(*elements);
+                parts.packed[(part * NARROW / DEPTH + group) * Q + q] = D::pack(*elements);
             }
         }
     }
     factors
 }
 
-/// Computes the scores of some of a tile's blocks.
+/// Computes the scores of some of a tile's blocks; with `FETCH`, keys are prefetched.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn score<D: ByteDots, const Q: usize>(
+unsafe fn score<D: ByteDots, const Q: usize, const FETCH: bool>(
     tile: &AttentionTile<'_, i8>,
     factors: &[f32; Q],
     blocks: usize,
@@ -157,12 +163,14 @@ unsafe fn score<D: ByteDots, const Q: usize>(
         // SAFETY: guaranteed by the caller.
         q += unsafe {
             match Q - q {
-                8.. if D::SUMS >= 16 => score_of::<D, Q, 8, 2>(tile, factors, q, of, parts),
-                8.. if D::SUMS >= 8 => score_of::<D, Q, 8, 1>(tile, factors, q, of, parts),
-                4.. if D::SUMS >= 8 => score_of::<D, Q, 4, 2>(tile, factors, q, of, parts),
-                4.. if D::SUMS >= 4 => score_of::<D, Q, 4, 1>(tile, factors, q, of, parts),
-                2.. => score_of::<D, Q, 2, 1>(tile, factors, q, of, parts),
-                _ => score_of::<D, Q, 1, 2>(tile, factors, q, of, parts),
+                8.. if D::SUMS >= 16 => score_of::<D, Q, 8, 2, FETCH>(tile, factors, q, of, parts),
+                8.. if D::SUMS >= 8 => score_of::<D, Q, 8, 1, FETCH>(tile, factors, q, of, parts),
+                4.. if D::SUMS >= 16 => score_of::<D, Q, 4, 4, FETCH>(tile, factors, q, of, parts),
+                4.. if D::SUMS >= 8 => score_of::<D, Q, 4, 2, FETCH>(tile, factors, q, of, parts),
+                4.. if D::SUMS >= 4 => score_of::<D, Q, 4, 1, FETCH>(tile, factors, q, of, parts),
+                2.. => score_of::<D, Q, 2, 1, FETCH>(tile, factors, q, of, parts),
+                _ if D::SUMS >= 16 => score_of::<D, Q, 1, 4, FETCH>(tile, factors, q, of, parts),
+                _ => score_of::<D, Q, 1, 2, FETCH>(tile, factors, q, of, parts),
             }
         };
     }
@@ -173,7 +181,13 @@ unsafe fn score<D: ByteDots, const Q: usize>(
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn score_of<D: ByteDots, const Q: usize, const P: usize, const B: usize>(
+unsafe fn score_of<
+    D: ByteDots,
+    const Q: usize,
+    const P: usize,
+    const B: usize,
+    const FETCH: bool,
+>(
     tile: &AttentionTile<'_, i8>,
     factors: &[f32; Q],
     q: usize,
@@ -185,23 +199,29 @@ unsafe fn score_of<D: ByteDots, const Q: usize, const P: usize, const B: usize>(
         // SAFETY: guaranteed by the caller.
         index += unsafe {
             if index + B <= range.end {
-                score_blocks::<D, Q, P, B>(tile, factors, q, index, blocks, parts)
+                score_blocks::<D, Q, P, B, FETCH>(tile, factors, q, index, blocks, parts)
             } else {
-                score_blocks::<D, Q, P, 1>(tile, factors, q, index, blocks, parts)
+                score_blocks::<D, Q, P, 1, FETCH>(tile, factors, q, index, blocks, parts)
             }
         };
     }
     P
 }
 
-/// Computes the scores of `P` queries from query `q` on in `B` blocks from block `index` on; returns `B`. Prefetches
-/// the next keys.
+/// Computes the scores of `P` queries from query `q` on in `B` blocks from block `index` on; returns `B`. With
+/// `FETCH`, prefetches the next keys.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
-unsafe fn score_blocks<D: ByteDots, const Q: usize, const P: usize, const B: usize>(
+unsafe fn score_blocks<
+    D: ByteDots,
+    const Q: usize,
+    const P: usize,
+    const B: usize,
+    const FETCH: bool,
+>(
     tile: &AttentionTile<'_, i8>,
     factors: &[f32; Q],
     q: usize,
@@ -215,34 +235,36 @@ unsafe fn score_blocks<D: ByteDots, const Q: usize, const P: usize, const B: usi
         let keys: [_; B] = std::array::from_fn(|b| at(index + b));
         let ahead: [_; B] = std::array::from_fn(|b| at(index + B + b));
         let mut sums = [[D::zero(); P]; B];
-        let mut excess = [D::zero(); B];
+        for i in 0..P {
+            let start = D::start(parts.sums[q + i]);
+            for b in 0..B {
+                sums[b][i] = start;
+            }
+        }
         let mut packed = parts.packed.as_ptr().add(q);
         for group in 0..parts.packed.len() / Q {
             for b in 0..B {
                 let at = group * DEPTH * LANES;
-                D::Floats::prefetch(ahead[b].add(at));
-                let keys = D::load(keys[b].add(at));
+                if FETCH {
+                    D::Floats::prefetch(ahead[b].add(at));
+                }
+                let keys = D::load_keys(keys[b].add(at));
                 for i in 0..P {
                     sums[b][i] = sums[b][i].add(*packed.add(i), keys);
-                }
-                if D::IS_BIASED {
-                    excess[b] = excess[b].add(D::BIAS, keys);
                 }
             }
             packed = packed.add(Q);
         }
         for b in 0..B {
             let of = |index: usize| tile.scales_at(tile.key_scales, index.min(blocks - 1));
-            D::Floats::prefetch(of(index + B + b));
+            if FETCH {
+                D::Floats::prefetch(of(index + B + b));
+            }
             let scales = D::Floats::load(of(index + b));
             for i in 0..P {
-                let mut sum = sums[b][i];
-                if D::IS_BIASED {
-                    sum = sum.sub(excess[b]);
-                }
                 let factor = scales.mul(D::Floats::splat(factors[q + i]));
                 let to = ((q + i) * blocks + index + b) * LANES;
-                sum.to_floats().mul(factor).store(parts.scores.as_mut_ptr().add(to));
+                sums[b][i].to_floats().mul(factor).store(parts.scores.as_mut_ptr().add(to));
             }
         }
     }
@@ -310,12 +332,12 @@ unsafe fn weights<D: ByteDots, const Q: usize>(
     totals
 }
 
-/// Adds the weighted values of some segments.
+/// Adds the weighted values of some segments; with `FETCH`, values are prefetched.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn weigh_values<D: ByteDots, const Q: usize>(
+unsafe fn weigh_values<D: ByteDots, const Q: usize, const FETCH: bool>(
     tile: &AttentionTile<'_, i8>,
     blocks: usize,
     segments: Range<usize>,
@@ -332,15 +354,19 @@ unsafe fn weigh_values<D: ByteDots, const Q: usize>(
                 // SAFETY: guaranteed by the caller.
                 q += unsafe {
                     match Q - q {
-                        4.. if wide => weigh::<D, Q, 4, 2>(tile, blocks, segment, q, d, parts, out),
+                        4.. if wide => {
+                            weigh::<D, Q, 4, 2, FETCH>(tile, blocks, segment, q, d, parts, out)
+                        }
                         4.. if D::WEIGHTED >= 4 => {
-                            weigh::<D, Q, 4, 1>(tile, blocks, segment, q, d, parts, out)
+                            weigh::<D, Q, 4, 1, FETCH>(tile, blocks, segment, q, d, parts, out)
                         }
                         2.. if !wide => {
-                            weigh::<D, Q, 2, 1>(tile, blocks, segment, q, d, parts, out)
+                            weigh::<D, Q, 2, 1, FETCH>(tile, blocks, segment, q, d, parts, out)
                         }
-                        _ if wide => weigh::<D, Q, 1, 2>(tile, blocks, segment, q, d, parts, out),
-                        _ => weigh::<D, Q, 1, 1>(tile, blocks, segment, q, d, parts, out),
+                        _ if wide => {
+                            weigh::<D, Q, 1, 2, FETCH>(tile, blocks, segment, q, d, parts, out)
+                        }
+                        _ => weigh::<D, Q, 1, 1, FETCH>(tile, blocks, segment, q, d, parts, out),
                     }
                 };
             }
@@ -350,13 +376,13 @@ unsafe fn weigh_values<D: ByteDots, const Q: usize>(
 }
 
 /// Adds a segment to `V` vectors of the outputs, from element `d` on, of `P` queries from query `q` on; returns `P`.
-/// The first query's call prefetches the values of the next segment.
+/// With `FETCH`, the first query's call prefetches the values of the next segment.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
-unsafe fn weigh<D: ByteDots, const Q: usize, const P: usize, const V: usize>(
+unsafe fn weigh<D: ByteDots, const Q: usize, const P: usize, const V: usize, const FETCH: bool>(
     tile: &AttentionTile<'_, i8>,
     blocks: usize,
     segment: usize,
@@ -377,7 +403,7 @@ unsafe fn weigh<D: ByteDots, const Q: usize, const P: usize, const V: usize>(
             for group in 0..LANES / DEPTH {
                 for v in 0..V {
                     let at = (group * padded + d + v * LANES) * DEPTH;
-                    if q == 0 {
+                    if FETCH && q == 0 {
                         D::Floats::prefetch(ahead.add(at));
                     }
                     let bytes = D::load(values.add(at));

@@ -36,10 +36,6 @@ pub trait ByteDots: Copy {
     /// Number of running sums that fit the registers besides the operands, and number of [`Self::Weighted`].
     const SUMS: usize;
     const WEIGHTED: usize;
-    /// Whether sums are too large by the product of the bytes and [`Self::BIAS`].
-    const IS_BIASED: bool = false;
-    /// Four elements of a query that are all zero.
-    const BIAS: u64 = 0;
 
     /// Packs four elements of a query.
     fn pack(elements: [i8; DEPTH]) -> u64 {
@@ -53,10 +49,21 @@ pub trait ByteDots: Copy {
     unsafe fn zero_weighted() -> Self::Weighted;
     /// Loads sixty-four signed bytes.
     unsafe fn load(from: *const i8) -> Self::Bytes;
-    /// Adds to lane `l` the products of byte `4l + i` and element `i` of four packed ones.
+    /// Loads sixty-four bytes of keys, for [`Self::add`].
+    #[inline(always)]
+    unsafe fn load_keys(from: *const i8) -> Self::Bytes {
+        // SAFETY: the same contract.
+        unsafe { Self::load(from) }
+    }
+    /// Returns the sums of no products for a query with this sum of elements: zeros, less what [`Self::load_keys`] makes products
+    /// too large.
+    #[inline(always)]
+    unsafe fn start(_query_sum: i32) -> Self {
+        // SAFETY: the same contract.
+        unsafe { Self::zero() }
+    }
+    /// Adds to lane `l` the products of byte `4l + i` of the keys and element `i` of four packed ones.
     unsafe fn add(self, packed: u64, bytes: Self::Bytes) -> Self;
-    /// `self − other`
-    unsafe fn sub(self, other: Self) -> Self;
     /// Rounds to nearest even.
     unsafe fn to_floats(self) -> Self::Floats;
     /// Writes lanes that hold integers in 0..=[`WEIGHT_MAX`] to [`WEIGHTS_BYTES`] bytes.
@@ -104,10 +111,6 @@ impl ByteDots for ScalarDots {
             let product = |i: usize| element(i) * i32::from(bytes[DEPTH * l + i]);
             self.0[l] + (0..DEPTH).map(product).sum::<i32>()
         }))
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        Self(std::array::from_fn(|l| self.0[l] - other.0[l]))
     }
     #[inline(always)]
     unsafe fn to_floats(self) -> ScalarLanes {

@@ -38,9 +38,9 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
         for part in 0..parts {
             let (tile, _, blocks) = together.part::<i8, Q>(tile, positions, part);
             let (of_part, factors) = scratch[part * stride..][..stride].split_at_mut(len);
-            let packed = Parts::cut_from(of_part, Q, blocks, groups).packed;
+            let mut of_part = Parts::cut_from(of_part, Q, blocks, groups);
             let queries = &queries[part * dim..][..dim];
-            factors.copy_from_slice(&pack_queries::<D, Q>(&tile, queries, packed));
+            factors.copy_from_slice(&pack_queries::<D, Q>(&tile, queries, &mut of_part));
         }
         for segment in 0..=segments {
             for part in 0..parts {
@@ -51,7 +51,11 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
                 let (of_part, factors) = scratch[part * stride..][..stride].split_at_mut(len);
                 let mut of_part = Parts::cut_from(of_part, Q, blocks, groups);
                 let factors: [f32; Q] = std::array::from_fn(|q| factors[q]);
-                score::<D, Q>(&tile, &factors, blocks, range, &mut of_part);
+                // The first part brings shared keys into the cache.
+                match part == 0 || segment == segments {
+                    true => score::<D, Q, true>(&tile, &factors, blocks, range, &mut of_part),
+                    false => score::<D, Q, false>(&tile, &factors, blocks, range, &mut of_part),
+                }
             }
         }
         for part in 0..parts {
@@ -69,7 +73,11 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
                 let of_part =
                     Parts::cut_from(&mut scratch[part * stride..][..len], Q, blocks, groups);
                 let out = &mut out[part * padded..][..padded];
-                weigh_values::<D, Q>(&tile, blocks, range, &of_part, out);
+                // The last part asks for the next values: earlier, they would put shared ones out of the first cache.
+                match part + 1 == parts || segment == segments {
+                    true => weigh_values::<D, Q, true>(&tile, blocks, range, &of_part, out),
+                    false => weigh_values::<D, Q, false>(&tile, blocks, range, &of_part, out),
+                }
             }
         }
     }

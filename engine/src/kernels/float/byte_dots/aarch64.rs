@@ -71,14 +71,6 @@ impl ByteDots for NeonDots {
         self
     }
     #[inline(always)]
-    unsafe fn sub(mut self, other: Self) -> Self {
-        for (sum, other) in self.0.iter_mut().zip(other.0) {
-            // SAFETY: the trait's contract.
-            *sum = unsafe { vsubq_s32(*sum, other) };
-        }
-        self
-    }
-    #[inline(always)]
     unsafe fn to_floats(self) -> NeonLanes {
         // SAFETY: the trait's contract.
         unsafe { NeonLanes::from_integers(self.0) }

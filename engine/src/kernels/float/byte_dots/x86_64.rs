@@ -7,8 +7,11 @@ use super::{
     ByteDots, DEPTH,
 };
 
+/// What is added to each key: a key with its highest bit inverted, unsigned.
+const KEY_BIAS: i32 = 128;
+
 /// Sixteen sums in one 512-bit register. Needs AVX-512 F, BW, DQ, VL, VNNI, which multiplies unsigned by signed bytes:
-/// elements of queries are stored plus 128, and weights as high and low bytes.
+/// keys are loaded plus 128, and weights are stored as high and low bytes.
 #[derive(Clone, Copy)]
 pub struct VnniDots(__m512i);
 
@@ -19,12 +22,10 @@ impl ByteDots for VnniDots {
 
     const SUMS: usize = 16;
     const WEIGHTED: usize = 8;
-    const IS_BIASED: bool = true;
-    const BIAS: u64 = 0x8080_8080;
 
     #[inline(always)]
     fn pack(elements: [i8; DEPTH]) -> u64 {
-        u64::from(u32::from_le_bytes(elements.map(|element| element as u8 ^ 0x80)))
+        u64::from(u32::from_le_bytes(elements.map(|element| element as u8)))
     }
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -42,14 +43,19 @@ impl ByteDots for VnniDots {
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
     #[inline(always)]
-    unsafe fn add(self, packed: u64, bytes: __m512i) -> Self {
+    unsafe fn load_keys(from: *const i8) -> __m512i {
         // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_dpbusd_epi32(self.0, _mm512_set1_epi32(packed as i32), bytes)) }
+        unsafe { _mm512_xor_si512(Self::load(from), _mm512_set1_epi8(KEY_BIAS as i8)) }
     }
     #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
+    unsafe fn start(query_sum: i32) -> Self {
         // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_sub_epi32(self.0, other.0)) }
+        unsafe { Self(_mm512_set1_epi32(-KEY_BIAS * query_sum)) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, packed: u64, keys: __m512i) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm512_dpbusd_epi32(self.0, keys, _mm512_set1_epi32(packed as i32))) }
     }
     #[inline(always)]
     unsafe fn to_floats(self) -> Avx512Lanes {
@@ -94,7 +100,7 @@ impl ByteDots for VnniDots {
 /// Sums of two products each, in `$count` registers: lane `l` is the sum of elements `2l` and `2l + 1`.
 macro_rules! pair_dots {
     ($name:ident, $floats:ty, $register:ty, $count:literal, $sums:literal, $width:literal,
-     $zero:ident, $load:ident as $part:ty, $widen:ident, $splat:ident, $add:ident, $sub:ident, $multiply:ident) => {
+     $zero:ident, $load:ident as $part:ty, $widen:ident, $splat:ident, $add:ident, $multiply:ident) => {
         #[derive(Clone, Copy)]
         pub struct $name([$register; $count]);
 
@@ -134,14 +140,6 @@ macro_rules! pair_dots {
                     for (sum, part) in self.0.iter_mut().zip(bytes) {
                         *sum = $add(*sum, $multiply(packed, part));
                     }
-                }
-                self
-            }
-            #[inline(always)]
-            unsafe fn sub(mut self, other: Self) -> Self {
-                for (sum, part) in self.0.iter_mut().zip(other.0) {
-                    // SAFETY: the trait's contract.
-                    *sum = unsafe { $sub(*sum, part) };
                 }
                 self
             }
@@ -187,7 +185,6 @@ pair_dots!(
     _mm512_cvtepi8_epi16,
     _mm512_set1_epi64,
     _mm512_add_epi32,
-    _mm512_sub_epi32,
     _mm512_madd_epi16
 );
 // Needs AVX2.
@@ -203,6 +200,5 @@ pair_dots!(
     _mm256_cvtepi8_epi16,
     _mm256_set1_epi64x,
     _mm256_add_epi32,
-    _mm256_sub_epi32,
     _mm256_madd_epi16
 );
