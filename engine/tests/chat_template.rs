@@ -329,8 +329,22 @@ fn work_of_a_rendering_is_bounded() {
     let spreads = "{% macro f() %}{{ varargs | length }}{% endmacro %}{% set l = [1] * 1000000 %}{% for i in range(9999) %}{{ f(*l) }}{% endfor %}";
     let searches =
         "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{{ 'b' in x }}{% endfor %}";
-    for template in [keeps, spreads, searches] {
+    let copies = "{% set b = 'x' * 60000000 %}{% for i in range(1000) %}{% for j in range(1000) %}{% set y = 'a'.find(b) %}{% endfor %}{% endfor %}";
+    let joins = "{% set l = [''] * 1000000 %}{% for i in range(9999) %}{% set y = ''.join(l) %}{% endfor %}";
+    for template in [keeps, spreads, searches, copies, joins] {
         check_refused(template, "more work than a template may ask for");
+    }
+    for strip in ["trim('a' * 40000000 ~ 'b')", "string).strip('a' * 40000000 ~ 'b'"] {
+        let template = format!("{{{{ (('b' * 40000000) | {strip}) | length }}}}");
+        check_refused(&template, "a value that is too long");
+    }
+    for looks_up in [
+        "([{'a': 1, 'b': 2}] * 500000) | selectattr('x' * 40000000)",
+        "([{'a': 1, 'b': 2}] * 500000) | map(attribute='x' * 40000000)",
+        "([{'a': 1, 'b': 2}] * 500000) | sum('x' * 40000000)",
+        "[1] | attr('x' * 40000000)",
+    ] {
+        check_refused(&format!("{{{{ {looks_up} }}}}"), "a name that is too long");
     }
     let text = "x".repeat(100_000);
     let writes = [

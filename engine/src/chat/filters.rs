@@ -10,7 +10,7 @@ use minijinja::{
 };
 
 use super::{
-    limits::{keep, take, take_items, take_text},
+    limits::{check_name, keep, take, take_items, take_text},
     operators::{equal, order},
     text::{error, float, integer, of_integer, to_text, type_name},
 };
@@ -37,9 +37,12 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     });
     environment.add_filter("safe", |value: Value| Value::from_safe_string(to_text(&value)));
     // Items of a mapping are no attributes.
-    environment.add_filter("attr", |value: Value, name: Value| match value.kind() {
-        ValueKind::Map => Ok(Value::UNDEFINED),
-        _ => value.get_attr(name.as_str().unwrap_or_default()),
+    environment.add_filter("attr", |value: Value, name: Value| {
+        check_name(&name)?;
+        match value.kind() {
+            ValueKind::Map => Ok(Value::UNDEFINED),
+            _ => value.get_attr(name.as_str().unwrap_or_default()),
+        }
     });
     for name in ["default", "d"] {
         environment.add_filter(name, default);
@@ -178,6 +181,7 @@ fn join(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> 
 /// Returns `value.a.b` for the path `a.b`, or an item for a number.
 pub(super) fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
     let Some(text) = path.as_str() else { return super::operators::item(value, path) };
+    check_name(path)?;
     let mut value = value.clone();
     for part in text.split('.') {
         let key = part.parse::<i64>().map_or_else(|_| Value::from(part), Value::from);

@@ -31,6 +31,8 @@ const ITEM: usize = 64;
 const LENGTH_MAX: usize = 64 << 20;
 /// Longest list that a template makes.
 pub(super) const ITEMS_MAX: usize = LENGTH_MAX / ITEM;
+/// Longest name of an attribute or a test, in bytes: it is looked up for each item of a list.
+const NAME_MAX: usize = 256;
 /// Deepest nesting of a value that is kept, compared or written.
 const DEPTH_MAX: usize = 64;
 
@@ -89,6 +91,14 @@ pub(super) fn grow(text: &mut String, part: &str) -> Result<(), Error> {
     take(part.len())?;
     text.push_str(part);
     Ok(())
+}
+
+/// Refuses a name of an attribute or a test that is too long.
+pub(super) fn check_name(name: &Value) -> Result<(), Error> {
+    match name.as_str() {
+        Some(name) if name.len() > NAME_MAX => Err(error("a name that is too long")),
+        _ => Ok(()),
+    }
 }
 
 /// Takes the work to look at a value that is nested this deeply.

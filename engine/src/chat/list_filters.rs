@@ -12,7 +12,7 @@ use minijinja::{
 
 use super::{
     filters::{iterate, option},
-    limits::{keep, take, take_items},
+    limits::{check_name, keep, take, take_items},
     operators::key,
     text::{error, integer, type_name},
 };
@@ -89,7 +89,9 @@ fn map(
     let values = rest.into_values();
     let (_, named): (Rest<Value>, Kwargs) = from_args(&values)?;
     if named.has("attribute") {
-        key(&named.get::<Value>("attribute")?)?;
+        let attribute = named.get::<Value>("attribute")?;
+        check_name(&attribute)?;
+        key(&attribute)?;
     }
     of_minijinja::map(state, value, arguments(values.into_iter()))
 }
@@ -150,6 +152,7 @@ fn arguments(values: impl Iterator<Item = Value>) -> Rest<ValueOrKwargs> {
 
 /// Returns the name of a test or of an attribute, or the number of an item.
 fn name(value: &Value) -> Result<Cow<'static, str>, Error> {
+    check_name(value)?;
     match (value.as_str(), integer(value)) {
         (Some(text), _) => Ok(text.to_owned().into()),
         (None, Some(number)) => Ok(number.to_string().into()),

@@ -75,7 +75,10 @@ impl Arguments<'_> {
         match self.find(index, name) {
             None => Ok(None),
             Some(value) => match value.as_str() {
-                Some(text) => Ok(Some(text.to_owned())),
+                Some(text) => {
+                    take(text.len())?;
+                    Ok(Some(text.to_owned()))
+                }
                 None => {
                     Err(error(format!("{}() needs a str, not {}", self.method, type_name(&value))))
                 }

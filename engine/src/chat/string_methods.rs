@@ -12,7 +12,8 @@ use super::{
     methods::Arguments,
     operators::key,
     text::{
-        error, integer, is_decimal, is_printable, is_space, of_integer, replaced_length, type_name,
+        error, integer, is_decimal, is_printable, is_space, of_integer, removed, replaced_length,
+        type_name,
     },
 };
 
@@ -29,15 +30,12 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
     match method {
         "strip" | "lstrip" | "rstrip" => {
             arguments.check(0..=1, &[])?;
-            let letters = arguments.text(0, "")?;
-            let is_removed = |letter: char| {
-                letters.as_ref().map_or_else(|| is_space(letter), |l| l.contains(letter))
-            };
-            let text = if method == "rstrip" { text } else { text.trim_start_matches(is_removed) };
+            let is_removed = removed(arguments.text(0, "")?.as_deref())?;
+            let text = if method == "rstrip" { text } else { text.trim_start_matches(&is_removed) };
             Ok(Value::from(if method == "lstrip" {
                 text
             } else {
-                text.trim_end_matches(is_removed)
+                text.trim_end_matches(&is_removed)
             }))
         }
         "split" | "rsplit" => split(text, method == "rsplit", arguments),
@@ -101,7 +99,7 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
         "join" => {
             arguments.check(1..=1, &[])?;
             let mut joined = String::new();
-            for (index, part) in arguments.values()[0].try_iter()?.enumerate() {
+            for (index, part) in iterate(&arguments.values()[0])?.into_iter().enumerate() {
                 let problem =
                     || error(format!("expected str instance, {} found", type_name(&part)));
                 grow(&mut joined, if index == 0 { "" } else { text })?;

@@ -1,6 +1,6 @@
 //! The text of values, as Python's `str` and `repr` write them.
 
-use std::fmt::Write as _;
+use std::{collections::HashSet, fmt::Write as _};
 
 use minijinja::{Error, ErrorKind, Value, value::ValueKind};
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory as _};
@@ -8,7 +8,7 @@ use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCa
 use super::{
     filters::Group,
     globals::Range,
-    limits::{check_length, take, visit},
+    limits::{check_length, take, take_items, visit},
 };
 
 /// Returns an error like Python's `TypeError` and `ValueError`.
@@ -219,6 +219,16 @@ pub(super) fn is_printable(letter: char) -> bool {
 /// Whether Python's `str.strip` removes a character.
 pub(super) fn is_space(letter: char) -> bool {
     letter.is_whitespace() || ('\x1c'..='\x1f').contains(&letter)
+}
+
+/// Returns whether `strip` and `trim` remove a character: one of `letters`, or white space where there are none.
+pub(super) fn removed(letters: Option<&str>) -> Result<impl Fn(char) -> bool + use<>, Error> {
+    take_items(letters.map_or(0, str::len))?;
+    let letters: Option<HashSet<char>> = letters.map(|letters| letters.chars().collect());
+    Ok(move |letter: char| match &letters {
+        Some(letters) => letters.contains(&letter),
+        None => is_space(letter),
+    })
 }
 
 /// Whether Python counts a character as a digit or a number.

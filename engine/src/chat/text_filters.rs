@@ -10,7 +10,7 @@ use super::{
     format::percent,
     limits::{check_length, grow, take, take_items, take_text, visit},
     string_methods::lines,
-    text::{error, float, integer, is_space, replaced_length, repr, to_text},
+    text::{error, float, integer, is_space, removed, replaced_length, repr, to_text},
 };
 
 pub(super) fn add_to(environment: &mut Environment<'_>) {
@@ -74,12 +74,8 @@ fn trim(value: Value, rest: Rest<Value>, named: Kwargs) -> Result<Value, Error> 
     let letters = option(&rest, &named, 0, "chars")?.filter(|letters| !letters.is_none());
     named.assert_all_used()?;
     let letters = letters.map(|letters| to_text(&letters));
-    Ok(map(&value, |text| {
-        let is_removed = |letter: char| {
-            letters.as_ref().map_or_else(|| is_space(letter), |l| l.contains(letter))
-        };
-        text.trim_matches(is_removed).to_owned()
-    }))
+    let is_removed = removed(letters.as_deref())?;
+    Ok(map(&value, |text| text.trim_matches(&is_removed).to_owned()))
 }
 
 fn replace(
