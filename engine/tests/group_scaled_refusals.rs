@@ -255,6 +255,6 @@ fn synthetic_bonsai_is_a_gguf_file_that_opens() {
     synth(&config, &out, 7).unwrap();
     assert_eq!(Model::open(&out).unwrap().fingerprint().unwrap(), fingerprint);
     let error = synth(&config, &dir.path().join("folder"), 7).unwrap_err();
-    assert!(matches!(error, ModelError::NotAModel { .. }), "{error}");
+    assert!(matches!(error, ModelError::NotNamedGguf { .. }), "{error}");
     assert!(shape("bonsai-1.7b").unwrap().tied_head && shape("bonsai-4b").unwrap().tied_head);
 }

@@ -19,6 +19,12 @@ pub enum ModelError {
         #[source]
         source: io::Error,
     },
+    /// The file to write is not called a GGUF file.
+    #[error("{}: the name of a GGUF file ends in .gguf", path.display())]
+    NotNamedGguf {
+        /// The given path.
+        path: PathBuf,
+    },
     /// The path is neither a model folder nor a `.gguf` or `.safetensors` file.
     #[error("{} is neither a model folder nor a .gguf or .safetensors file", path.display())]
     NotAModel {

@@ -132,7 +132,7 @@ fn permutes_heads(architecture: &str) -> bool {
 pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
     if out.extension().is_none_or(|extension| extension != "gguf") {
         // It could not be opened.
-        return Err(ModelError::NotAModel { path: out.to_owned() });
+        return Err(ModelError::NotNamedGguf { path: out.to_owned() });
     }
     let architecture = architecture(model, to)?;
     let described = ModelDescription {

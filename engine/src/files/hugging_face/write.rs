@@ -65,8 +65,9 @@ pub(crate) fn write_folder(
     fs::create_dir_all(folder).map_err(at(folder))?;
     refuse_other_files(folder)?;
     let write = |name: &str, bytes: &[u8]| {
-        let path = folder.join(name);
-        fs::write(&path, bytes).map_err(|error| ModelError::io(&path, error))
+        let partial = Partial::create(&folder.join(name))?;
+        partial.file().write_all(bytes).map_err(|error| partial.error(error))?;
+        partial.finish()
     };
     let partial = Partial::create(&folder.join(WEIGHTS))?;
     let mut out = BufWriter::with_capacity(1 << 20, partial.file());
@@ -92,7 +93,10 @@ pub(crate) fn write_folder(
         tokenizer_config.insert(key.to_owned(), json!(text));
     }
     write(TOKENIZER_CONFIG, &pretty(&Value::Object(tokenizer_config)))?;
-    write(CONFIG, &pretty(&config_json(config, storage)))
+    sync(folder);
+    write(CONFIG, &pretty(&config_json(config, storage)))?;
+    sync(folder);
+    Ok(())
 }
 
 /// Refuses a folder with files that are not written: readers prefer some of them, such as another chat template, and the folder would

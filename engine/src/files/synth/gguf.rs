@@ -73,7 +73,7 @@ pub(super) fn write(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), M
     }
     let Some(name) = out.file_stem().filter(|_| out.extension().is_some_and(|e| e == "gguf"))
     else {
-        return Err(ModelError::NotAModel { path: out.to_owned() });
+        return Err(ModelError::NotNamedGguf { path: out.to_owned() });
     };
     let embeds = config.pooling.is_some();
     let tokenizer = Tokenizer::from_json(byte_tokenizer(embeds).to_string().as_bytes())?;

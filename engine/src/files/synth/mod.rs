@@ -27,7 +27,7 @@ const _: () = assert!(LAYERS_MAX == 4096);
 ///
 /// # Errors
 /// [`ModelError::BadKey`] if there are no layers or more than a reader takes, the vocabulary is smaller than [`VOCAB_MIN`],
-/// an output size is not a multiple of 4 or, with scales of groups, an input size not one of 128; [`ModelError::NotAModel`] if a GGUF file
+/// an output size is not a multiple of 4 or, with scales of groups, an input size not one of 128; [`ModelError::NotNamedGguf`] if a GGUF file
 /// would not be called one; [`ModelError::Io`] if writing fails.
 pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
     let bad = |key: &str, value: usize, expected| {
