@@ -111,7 +111,7 @@ fn products(c: &mut Criterion) {
             let mut one = |matrix: &PackedMatrix| {
                 for first in (0..matrix.tile_count()).step_by(task_tiles) {
                     let tiles = first..(first + task_tiles).min(matrix.tile_count());
-                    kernels::gemm(isa, matrix, tiles, black_box(&x), &mut y);
+                    kernels::gemm(isa, matrix, tiles, black_box(&x).all(), &mut y);
                 }
                 black_box(&y);
             };

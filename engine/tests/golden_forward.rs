@@ -259,7 +259,7 @@ fn check_linear(model: &Model, isa: Isa, linear: Linear, tensors: &SafeTensors<'
             activations.reset(format, ternary.cols, 1);
             activations.set_row(0, &q);
             let mut sums = vec![0i32; matrix.tile_count() * 16];
-            kernels::gemm(isa, &matrix, 0..matrix.tile_count(), &activations, &mut sums);
+            kernels::gemm(isa, &matrix, 0..matrix.tile_count(), activations.all(), &mut sums);
             let mut y = vec![0f32; ternary.rows];
             let (stride, scale) = (sums.len(), ternary.scale);
             let sums = Sums { sums: &sums, stride, scales: &[s], scale };

@@ -6,7 +6,7 @@
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::is_aarch64_feature_detected;
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use super::order;
 use crate::formats::{
@@ -98,14 +98,25 @@ impl Activations {
         }
     }
 
-    /// Returns the number of bytes from one row to the next.
-    pub(super) fn stride(&self) -> usize {
-        self.stride
+    /// Returns all rows.
+    pub fn all(&self) -> ActivationRows<'_> {
+        self.part(0..self.rows)
     }
 
-    /// All rows. // (rows, stride)
-    pub(super) fn data(&self) -> &[i8] {
-        &bytemuck::cast_slice(&self.data)[..self.rows * self.stride]
+    /// Returns some rows.
+    ///
+    /// # Panics
+    /// If they exceed those that there are.
+    pub fn part(&self, rows: Range<usize>) -> ActivationRows<'_> {
+        assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let data: &[i8] = bytemuck::cast_slice(&self.data);
+        ActivationRows {
+            format: self.format,
+            cols: self.cols,
+            stride: self.stride,
+            data: &data[rows.start * self.stride..rows.end * self.stride],
+            sums: &self.sums[rows],
+        }
     }
 }
 
@@ -113,6 +124,18 @@ impl Default for Activations {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Some rows of [`Activations`].
+#[derive(Debug, Clone, Copy)]
+pub struct ActivationRows<'a> {
+    pub(super) format: Format,
+    pub(super) cols: usize,
+    /// Bytes from one row to the next.
+    pub(super) stride: usize,
+    pub(super) data: &'a [i8], // (rows, stride)
+    /// Exact sum of each row. // (rows,)
+    pub(super) sums: &'a [i32],
 }
 
 /// Sets different rows of one [`Activations`] from different threads.
@@ -180,8 +203,8 @@ mod tests {
         x.reset(Format::Tl1, 18, 1);
         x.set_row(0, &std::array::from_fn::<i8, 18, _>(|k| k as i8 + 1));
         let expect = [1, 3, 5, 7, 2, 4, 6, 8, 9, 11, 13, 15, 10, 12, 14, 16, 17, 0, 0, 0, 18, 0];
-        assert_eq!(x.data()[..22], expect);
-        assert_eq!(x.data()[22..32], [0; 10]);
+        assert_eq!(x.all().data[..22], expect);
+        assert_eq!(x.all().data[22..32], [0; 10]);
         assert_eq!(x.sums(), [171]);
     }
 
@@ -190,8 +213,8 @@ mod tests {
         let mut x = Activations::new();
         x.reset(Format::Tl2, 24, 1);
         x.set_row(0, &std::array::from_fn::<i8, 24, _>(|k| k as i8));
-        assert_eq!(x.data()[..12], [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]);
-        assert_eq!(x.data()[12..24], [12, 15, 18, 21, 13, 16, 19, 22, 14, 17, 20, 23]);
+        assert_eq!(x.all().data[..12], [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]);
+        assert_eq!(x.all().data[12..24], [12, 15, 18, 21, 13, 16, 19, 22, 14, 17, 20, 23]);
     }
 
     #[test]
@@ -202,7 +225,7 @@ mod tests {
             (0..2).for_each(|row| x.set_row(row, &[-7; 480]));
             x.reset(format, 50, 2);
             (0..2).for_each(|row| x.set_row(row, &[1; 50]));
-            for row in x.data().chunks(x.stride()) {
+            for row in x.all().data.chunks(x.stride) {
                 let total: i32 = row[..padded_cols(format, 50)].iter().map(|&q| i32::from(q)).sum();
                 assert_eq!(total, 50, "{format}");
             }

@@ -84,7 +84,7 @@ impl Case {
             let x = self.activations(format);
             for path in paths() {
                 let mut y = vec![i32::MIN; expected.len()];
-                gemm_by(path, &w, 0..w.tile_count(), &x, &mut y);
+                gemm_by(path, &w, 0..w.tile_count(), x.all(), &mut y);
                 assert!(
                     y == expected,
                     "{path:?} {format}: {} x {} by {} rows differs at {:?}",
@@ -187,7 +187,7 @@ fn a_range_of_tiles_gives_its_part_of_the_product() {
                 let width = tiles.len() * TILE_ROWS;
                 // One element more than needed, which must not change.
                 let mut y = vec![i32::MIN; case.rows * width + 1];
-                gemm_by(path, &w, tiles.clone(), &x, &mut y);
+                gemm_by(path, &w, tiles.clone(), x.all(), &mut y);
                 for row in 0..case.rows {
                     let at = row * stride + tiles.start * TILE_ROWS;
                     assert_eq!(
@@ -209,7 +209,7 @@ fn mismatched_shapes_panic() {
     let x = case.activations(Format::I2S);
     let other = case.activations(Format::Tl1);
     let refused = |tiles: std::ops::Range<usize>, x: &Activations, len: usize| {
-        let run = || gemm_by(Path::Scalar, &w, tiles.clone(), x, &mut vec![0; len]);
+        let run = || gemm_by(Path::Scalar, &w, tiles.clone(), x.all(), &mut vec![0; len]);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err()
     };
     assert!(!refused(0..2, &x, 64));

@@ -9,7 +9,7 @@ use super::aarch64 as native;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64 as native;
 use super::{
-    Activations,
+    ActivationRows,
     isa::Isa,
     product::{Path, Product},
     scalar,
@@ -52,15 +52,15 @@ pub fn tile_store(steps: usize) -> Option<f64> {
     }
 }
 
-/// Multiplies a range of tiles of `w` by all rows of `x`:
+/// Multiplies a range of tiles of `w` by some rows of `x`:
 /// `y[i * stride + j] = Σ_k q[i, k] * t[16 * tiles.start + j, k]`, exact, with
 /// `stride = 16 * tiles.len()`. Outputs past the matrix's last row (its last tile may be partial)
 /// are 0.
 ///
 /// # Panics
 /// If this machine cannot run `isa`, `tiles` exceeds the matrix, `x` was reset for another format or
-/// width, or `y` is shorter than `x.rows() * stride`.
-pub fn gemm(isa: Isa, w: &PackedMatrix, tiles: Range<usize>, x: &Activations, y: &mut [i32]) {
+/// width, or `y` is shorter than one row of `stride` for each.
+pub fn gemm(isa: Isa, w: &PackedMatrix, tiles: Range<usize>, x: ActivationRows<'_>, y: &mut [i32]) {
     let Some(path) = Path::for_isa(isa) else { panic!("this machine has no {isa}") };
     gemm_by(path, w, tiles, x, y);
 }
@@ -70,15 +70,16 @@ pub(super) fn gemm_by(
     path: Path,
     w: &PackedMatrix,
     tiles: Range<usize>,
-    x: &Activations,
+    x: ActivationRows<'_>,
     y: &mut [i32],
 ) {
     let stride = tiles.len() * TILE_ROWS;
     assert!(tiles.end <= w.tile_count(), "tiles {tiles:?} of {}", w.tile_count());
-    assert_eq!((x.format(), x.cols()), (w.format(), w.cols()), "activations for another matrix");
+    assert_eq!((x.format, x.cols), (w.format(), w.cols()), "activations for another matrix");
     assert!(w.group().is_none(), "a matrix with scales of groups");
-    assert!(y.len() >= x.rows() * stride, "{} outputs for {} x {stride}", y.len(), x.rows());
-    if stride == 0 || x.rows() == 0 {
+    let rows = x.sums.len();
+    assert!(y.len() >= rows * stride, "{} outputs for {rows} x {stride}", y.len());
+    if stride == 0 || rows == 0 {
         return;
     }
     let product = Product {
@@ -86,10 +87,10 @@ pub(super) fn gemm_by(
         tiles: w.tiles(tiles),
         tile_bytes: w.tile_bytes(),
         blocks: w.blocks(),
-        x: x.data(),
-        x_stride: x.stride(),
-        sums: x.sums(),
-        y: &mut y[..x.rows() * stride],
+        x: x.data,
+        x_stride: x.stride,
+        sums: x.sums,
+        y: &mut y[..rows * stride],
     };
     match path {
         Path::Scalar => scalar::gemm(product),

@@ -24,7 +24,30 @@ pub enum Isa {
 
 names!(Isa, "ISA", Scalar = "scalar", Neon = "neon", Avx2 = "avx2", Avx512 = "avx512", Amx = "amx");
 
+/// Most rows that AMX multiplies at a time.
+#[cfg(target_arch = "x86_64")]
+pub(super) const AMX_BLOCK_ROWS: usize = 256;
+/// Most bytes of activations that AMX multiplies at a time: half of the second cache of the processors that have it.
+#[cfg(target_arch = "x86_64")]
+const AMX_BLOCK_BYTES: usize = 1 << 20;
+
 impl Isa {
+    /// Returns the number of rows of `row_bytes` activations that a thread multiplies by all its tiles before it goes
+    /// on to the next rows: as many as stay in its cache while AMX needs them at the rate of that cache.
+    pub fn rows_per_block(self, rows: usize, row_bytes: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Amx {
+            use super::x86_64::registers::ROWS_MAX;
+
+            let most = (AMX_BLOCK_BYTES / row_bytes / ROWS_MAX).clamp(1, AMX_BLOCK_ROWS / ROWS_MAX);
+            // Of nearly equal size, in whole registers but for the last.
+            let blocks = rows.div_ceil(most * ROWS_MAX).max(1);
+            return rows.div_ceil(blocks).next_multiple_of(ROWS_MAX);
+        }
+        let _ = row_bytes;
+        rows
+    }
+
     /// Returns whether this machine can run the kernels of the ISA.
     pub fn is_available(self) -> bool {
         match self {

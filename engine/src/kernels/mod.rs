@@ -29,7 +29,7 @@ mod self_check;
 mod x86_64;
 
 #[doc(hidden)]
-pub use activations::Activations;
+pub use activations::{ActivationRows, Activations};
 #[doc(hidden)]
 pub use gemm::gemm;
 pub(crate) use gemm::{peak_products_per_s, tile_store};

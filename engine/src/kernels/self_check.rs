@@ -40,7 +40,7 @@ pub(crate) fn agrees_with_scalar(
     }
     let product = |isa| {
         let mut y = vec![0i32; rows * tiles.len() * TILE_ROWS]; // (row, tile, TILE_ROWS)
-        gemm(isa, matrix, tiles.clone(), &x, &mut y);
+        gemm(isa, matrix, tiles.clone(), x.all(), &mut y);
         y
     };
     product(isa) == product(Isa::Scalar)

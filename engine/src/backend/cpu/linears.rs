@@ -6,13 +6,13 @@ use super::{
     backend::CpuBackend,
     buffers::{Buffers, Quantized, Scratch, resized, with_scratch},
     disjoint::Disjoint,
-    tiles::tile_tasks,
+    tiles::{StepRows, TileTask, tile_tasks},
     weights::TernaryLinear,
 };
 use crate::{
-    formats::TILE_ROWS,
+    formats::{PackedMatrix, TILE_ROWS},
     kernels::{
-        self, GroupShape, Isa,
+        self, Digits, GroupShape, Isa,
         float::{Columns, FloatKernels, KvElement, Sums, Values},
     },
 };
@@ -60,33 +60,34 @@ struct ProductBuffers<'a> {
     values: &'a mut Vec<f32>,
 }
 
-/// Computes the products of all rows with some tiles of a linear, and adds its bias; returns them with the range of the
+/// Computes the products of a task with the tiles of a linear, and adds its bias; returns them with the range of the
 /// linear's outputs that they belong to.
 fn multiply<'a>(
     (isa, kernels): (Isa, &FloatKernels),
     linear: &TernaryLinear,
-    tiles: Range<usize>,
+    task: &TileTask,
     input: &'a Quantized,
     buffers: ProductBuffers<'a>,
 ) -> (Products<'a>, Range<usize>) {
+    let TileTask { tiles, rows, .. } = task.clone();
     let matrix = &linear.matrix;
     let stride = tiles.len() * TILE_ROWS;
     let start = tiles.start * TILE_ROWS;
     let columns = start..(start + stride).min(matrix.rows());
     let bias = linear.bias.as_ref().map(|bias| &bias[columns.clone()]);
     if matrix.group().is_some() {
-        let values = resized(buffers.values, input.groups.rows() * stride);
-        kernels::gemm_groups(isa, matrix, tiles, input.groups.all(), values);
+        let values = resized(buffers.values, rows.len() * stride);
+        kernels::gemm_groups(isa, matrix, tiles, input.groups.part(rows), values);
         add_bias(bias, stride, values);
         return (Products::Values(Values { values, stride }), columns);
     }
-    let sums = resized(buffers.sums, input.scales.len() * stride);
-    kernels::gemm(isa, matrix, tiles, &input.x, sums);
-    let sums = Sums { sums, stride, scales: &input.scales, scale: linear.scale };
+    let sums = resized(buffers.sums, rows.len() * stride);
+    kernels::gemm(isa, matrix, tiles, input.x.part(rows.clone()), sums);
+    let sums = Sums { sums, stride, scales: &input.scales[rows.clone()], scale: linear.scale };
     if bias.is_none() {
         return (Products::Sums(sums), columns);
     }
-    let values = resized(buffers.values, input.scales.len() * stride);
+    let values = resized(buffers.values, rows.len() * stride);
     // SAFETY: these columns are all of the buffer, which belongs to this task.
     kernels.rescale(&sums, unsafe { Disjoint::new(values).columns(stride, 0..stride) });
     add_bias(bias, stride, values);
@@ -100,6 +101,17 @@ fn add_bias(bias: Option<&[f32]>, stride: usize, values: &mut [f32]) {
             *value += bias;
         }
     }
+}
+
+/// Returns the rows of a step as the input of matrices of one width.
+fn step_rows(count: usize, matrices: &[&PackedMatrix], digits: Digits) -> StepRows {
+    let digits = matrices[0].group().map_or(1, |_| digits.count());
+    StepRows { count, bytes: digits * matrices[0].cols() }
+}
+
+/// Returns the part of a buffer with rows of `width` that a task writes.
+fn rows_of<'a>(buffer: Disjoint<'a, f32>, task: &TileTask, width: usize) -> Disjoint<'a, f32> {
+    buffer.within(task.rows.start * width..task.rows.end * width)
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
@@ -205,17 +217,20 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let outputs = outputs.each_mut().map(|out| Disjoint::new(out));
         let (isa, kernels) = (self.isa, self.kernels);
         let matrices = linears.map(|linear| &linear.matrix);
-        tile_tasks(isa, &matrices, n, self.pool.threads(), tasks);
+        let rows = step_rows(n, &matrices, self.digits);
+        tile_tasks(isa, &matrices, rows, self.pool.threads(), tasks);
         let tasks = &tasks[..];
         self.pool.run(tasks.len(), &|task| {
-            let (i, tiles) = tasks[task].clone();
+            let task = &tasks[task];
+            let i = task.matrix;
             let (linear, input) = (linears[i], &quantized[inputs[i]]);
             with_scratch(|scratch| {
                 let Scratch { sums, values, .. } = scratch;
                 let buffers = ProductBuffers { sums, values };
-                let (products, columns) = multiply((isa, kernels), linear, tiles, input, buffers);
-                // SAFETY: each task writes its own columns.
-                let out = unsafe { outputs[i].columns(linear.matrix.rows(), columns) };
+                let (products, columns) = multiply((isa, kernels), linear, task, input, buffers);
+                let width = linear.matrix.rows();
+                // SAFETY: each task writes its own columns of its rows.
+                let out = unsafe { rows_of(outputs[i], task, width).columns(width, columns) };
                 products.set(kernels, out);
             });
         });
@@ -252,21 +267,21 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         out.resize(n * width, 0.0);
         let out = Disjoint::new(out);
         let (isa, kernels) = (self.isa, self.kernels);
-        tile_tasks(isa, &[&gate.matrix], n, self.pool.threads(), tasks);
+        let rows = step_rows(n, &[&gate.matrix], self.digits);
+        tile_tasks(isa, &[&gate.matrix], rows, self.pool.threads(), tasks);
         let tasks = &tasks[..];
         let (gate_in, up_in) = (&quantized[inputs[0]], &quantized[inputs[1]]);
         let activation = self.weights.config().activation;
         self.pool.run(tasks.len(), &|task| {
-            let (_, tiles) = tasks[task].clone();
+            let task = &tasks[task];
             with_scratch(|scratch| {
                 let Scratch { sums, more_sums, values, more_values, .. } = scratch;
                 let buffers = ProductBuffers { sums, values };
                 let more = ProductBuffers { sums: more_sums, values: more_values };
-                let (of_gate, columns) =
-                    multiply((isa, kernels), gate, tiles.clone(), gate_in, buffers);
-                let (of_up, _) = multiply((isa, kernels), up, tiles, up_in, more);
-                // SAFETY: each task writes its own columns.
-                let out = unsafe { out.columns(width, columns) };
+                let (of_gate, columns) = multiply((isa, kernels), gate, task, gate_in, buffers);
+                let (of_up, _) = multiply((isa, kernels), up, task, up_in, more);
+                // SAFETY: each task writes its own columns of its rows.
+                let out = unsafe { rows_of(out, task, width).columns(width, columns) };
                 match (&of_gate, &of_up) {
                     (Products::Sums(gate), Products::Sums(up)) => {
                         kernels.gate(activation, gate, up, out);
@@ -288,16 +303,18 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (n, width) = (rows.len(), linear.matrix.rows());
         let residual = Disjoint::new(residual);
         let (isa, kernels) = (self.isa, self.kernels);
-        tile_tasks(isa, &[&linear.matrix], n, self.pool.threads(), tasks);
+        let rows = step_rows(n, &[&linear.matrix], self.digits);
+        tile_tasks(isa, &[&linear.matrix], rows, self.pool.threads(), tasks);
         let tasks = &tasks[..];
         let input = &inputs[0];
         self.pool.run(tasks.len(), &|task| {
             with_scratch(|scratch| {
-                let (_, tiles) = tasks[task].clone();
+                let task = &tasks[task];
                 let Scratch { sums, values, .. } = scratch;
                 let buffers = ProductBuffers { sums, values };
-                let (products, columns) = multiply((isa, kernels), linear, tiles, input, buffers);
-                // SAFETY: each task writes its own columns.
+                let (products, columns) = multiply((isa, kernels), linear, task, input, buffers);
+                let residual = rows_of(residual, task, width);
+                // SAFETY: each task writes its own columns of its rows.
                 products.add(kernels, unsafe { residual.columns(width, columns) });
             });
         });

@@ -9,7 +9,7 @@ use super::{
     disjoint::Disjoint,
     head::{HEAD_ROWS, Head},
     screen::ScreenInput,
-    tiles::tile_tasks,
+    tiles::{StepRows, TileTask, tile_tasks},
 };
 use crate::{
     backend::{Chunk, Logits, LogitsFor, ScreenedRow, logits::ScreenedRows},
@@ -211,15 +211,17 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 unsafe { writer.set_row(r, bytes, scales) };
             });
         });
+        let rows = StepRows { count: rows, bytes: digits.count() * hidden };
         tile_tasks(isa, &[head], rows, self.pool.threads(), tasks);
         let (tasks, input, out) = (&tasks[..], &*head_input, Disjoint::new(logits));
         self.pool.run(tasks.len(), &|task| {
-            let (_, tiles) = tasks[task].clone();
+            let TileTask { tiles, rows, .. } = tasks[task].clone();
             let (start, stride) = (tiles.start * TILE_ROWS, tiles.len() * TILE_ROWS);
             with_scratch(|scratch| {
-                let values = resized(&mut scratch.values, rows * stride);
-                kernels::gemm_groups(isa, head, tiles, input.all(), values);
-                // SAFETY: each task writes its own columns.
+                let values = resized(&mut scratch.values, rows.len() * stride);
+                kernels::gemm_groups(isa, head, tiles, input.part(rows.clone()), values);
+                let out = out.within(rows.start * vocab..rows.end * vocab);
+                // SAFETY: each task writes its own columns of its rows.
                 let columns = unsafe { out.columns(vocab, start..(start + stride).min(vocab)) };
                 kernels.set_values(&Values { values, stride }, columns);
             });

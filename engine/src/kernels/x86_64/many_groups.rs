@@ -55,7 +55,8 @@ pub(super) struct ManyGroups<T: Vectors> {
     y_stride: usize,
 }
 
-/// Vectors with enough registers for the 32-bit sums of several rows.
+/// Vectors with enough registers for the sums of several rows. Sums of 16-bit pairs hold a group: `groups` checks that it has at most
+/// `ACCUMULATE_MAX` code vectors.
 ///
 /// # Safety
 /// As for [`Vectors`].

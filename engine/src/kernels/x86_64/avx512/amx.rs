@@ -37,6 +37,7 @@ use crate::{
             blocks,
             vectors::{CODES_MAX, Expand, Tile},
         },
+        isa::{AMX_BLOCK_ROWS, Isa},
         prefetch,
         product::Product,
     },
@@ -54,10 +55,6 @@ const NEAR: usize = 768;
 const PAGE: usize = 4096;
 /// Bytes at the start of a page that are prefetched from the page before.
 const PAGE_START: usize = 4 * 64;
-/// Most bytes of activations in a block of rows: half of the second cache of the processors that have AMX.
-const BLOCK_BYTES: usize = 1 << 20;
-/// Most rows of a block.
-const BLOCK_ROWS: usize = 8 * ROWS_MAX;
 
 /// Runs `rounds` rounds of multiply instructions only; returns the number of products.
 ///
@@ -99,9 +96,7 @@ pub(in super::super) unsafe fn gemm<E: Expand<Gfni>>(product: Product<'_>) {
     assert!(x_stride >= blocks * E::BLOCK_COLS && x.len() >= rows * x_stride);
     assert!(y.len() >= rows * y_stride);
     let unit = const { unit_blocks(E::PARTS * E::CODES) };
-    let most = (BLOCK_BYTES / x_stride / ROWS_MAX * ROWS_MAX).clamp(ROWS_MAX, BLOCK_ROWS);
-    // Of nearly equal size, in whole groups but for the last.
-    let size = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(ROWS_MAX);
+    let size = Isa::Amx.rows_per_block(rows, x_stride);
     for first in (0..rows).step_by(size) {
         let end = rows.min(first + size);
         let block = Block {
@@ -136,7 +131,7 @@ struct Block<'a> {
     steps: usize,  // of a tile
     x: &'a [i8],   // (row, x_stride)
     x_stride: usize,
-    sums: &'a [i32],  // (row,), at most BLOCK_ROWS
+    sums: &'a [i32],  // (row,), at most AMX_BLOCK_ROWS
     y: &'a mut [i32], // (row, tile, TILE_ROWS)
 }
 
@@ -273,7 +268,7 @@ unsafe fn many_rows<E: Expand<Gfni>>(mut block: Block<'_>) {
     let codes = buffer.as_mut_ptr().cast::<__m512i>();
     // The codes of each tile from a step on.
     let codes_at = |step: usize| [0, places].map(|first| codes.wrapping_add((first + step) * SIDE));
-    let less: [_; BLOCK_ROWS] = less_of(block.sums);
+    let less: [_; AMX_BLOCK_ROWS] = less_of(block.sums);
     let mut registers = Registers::default();
     for pair in 0..block.pairs() {
         for row in (0..rows).step_by(ROWS_MAX) {
