@@ -93,6 +93,7 @@ impl RedisDispatcher {
             self.admit(&demand, &Quotas::default()).await?;
         }
         self.set_missing(queue, Missing::default()).await?;
+        self.forget_after(queue, LEFT).await?;
         self.missing(queue).await?;
         self.pull(pull(WAIT)).await?;
         self.enqueue(entries).await?;
