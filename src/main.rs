@@ -152,7 +152,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // Printing fails only if the output is closed.
             let _ = error.print();
-            if let Some(origin) = settings::origin(&error) {
+            if let Some(origin) = settings::origin(&Cli::command(), &command, &error) {
                 note!("The value comes from {origin}.");
             }
             return ExitCode::from(u8::from(error.use_stderr()));

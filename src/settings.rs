@@ -20,7 +20,6 @@
 //! `TRITMILL_MODEL` does not select batches, nor a caller's `TRITMILL_KEY` a budget.
 
 use std::{
-    ffi::OsString,
     fs::File,
     io::{self, ErrorKind, Read as _},
     path::Path,
@@ -28,7 +27,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{
-    ArgAction, Command,
+    Arg, ArgAction, Command,
     error::{ContextKind, ContextValue},
 };
 use toml::{Table, Value};
@@ -75,25 +74,57 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Returns where the value that a command line was refused for comes from, if from elsewhere.
-pub fn origin(error: &clap::Error) -> Option<String> {
+/// Returns where the value that a command line was refused for comes from, if from elsewhere. `command` has the settings,
+/// `plain` has not.
+pub fn origin(plain: &Command, command: &Command, error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
     // Such as `--slots <NUMBER>`.
-    let option = option.split_whitespace().next().filter(|option| option.starts_with("--"))?;
-    let is_option = |argument: OsString| {
-        argument.to_str().is_some_and(|text| text.split('=').next() == Some(option))
+    let long = option.split_whitespace().next()?.strip_prefix("--")?;
+    let words: Vec<String> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let (mut plain, mut command) = (plain, command);
+    for word in &words {
+        if let (Some(of_plain), Some(sub)) =
+            (plain.find_subcommand(word), command.find_subcommand(word))
+        {
+            (plain, command) = (of_plain, sub);
+        }
+    }
+    let find = |command: &Command| {
+        command.get_arguments().find(|arg| arg.get_long() == Some(long)).cloned()
     };
-    if std::env::args_os().any(is_option) {
+    let (plain, arg) = (find(plain)?, find(command)?);
+    if words.iter().any(|word| names(&arg, word)) {
         return None;
     }
-    let variable = variable_of(option.trim_start_matches('-'));
-    if std::env::var_os(&variable).is_some() {
-        return Some(format!("the variable {variable}"));
+    let is_set = |name: &&std::ffi::OsStr| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+    if let Some(variable) = arg.get_env().filter(is_set) {
+        return Some(format!("the variable {}", variable.to_string_lossy()));
     }
-    let named = std::env::var(FILE_VARIABLE).unwrap_or_else(|_| FILE.to_owned());
-    Path::new(&named).exists().then_some(named)
+    let is_of_file = arg.get_default_values() != plain.get_default_values();
+    is_of_file.then(|| std::env::var(FILE_VARIABLE).unwrap_or_else(|_| FILE.to_owned()))
+}
+
+/// Returns whether the command line has an option with this long name, rather than the environment or the file.
+pub fn is_typed(long: &str) -> bool {
+    let arg = Arg::new("option").long(long.to_owned());
+    std::env::args_os().any(|word| names(&arg, &word.to_string_lossy()))
+}
+
+/// Returns whether a word of a command line names an option.
+fn names(arg: &Arg, word: &str) -> bool {
+    if let Some(name) = word.strip_prefix("--") {
+        let name = name.split('=').next().unwrap_or(name);
+        let is_alias = || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name));
+        return arg.get_long() == Some(name) || is_alias();
+    }
+    let letter = word.strip_prefix('-').and_then(|letters| letters.chars().next());
+    letter.is_some_and(|letter| {
+        let is_alias = || arg.get_all_short_aliases().is_some_and(|all| all.contains(&letter));
+        arg.get_short() == Some(letter) || is_alias()
+    })
 }
 
 /// Returns the variable of an option without one of its own.
@@ -144,8 +175,9 @@ fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Com
         let spares_operating = name.is_empty() && !SERVICE.contains(&key.as_str());
         (command, found) = with_default(command, &key, &values, spares_operating)
             .with_context(|| format!("option `{key}` {place}"))?;
-        if !found {
-            bail!("unknown option `{key}` {place}");
+        match owner(&command, &key).filter(|_| !found) {
+            Some(owner) => bail!("option `{key}` {place}: it is taken from [{owner}] alone"),
+            None => ensure!(found, "unknown option `{key}` {place}"),
         }
     }
     for (key, value) in sections {
@@ -158,6 +190,17 @@ fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Com
         command = command.mut_subcommand(&key, |_| sub);
     }
     Ok(command)
+}
+
+/// Returns the section of a command with this option.
+fn owner(command: &Command, long: &str) -> Option<String> {
+    command.get_subcommands().find_map(|sub| {
+        let name = sub.get_name();
+        match sub.get_arguments().any(|arg| arg.get_long() == Some(long)) {
+            true => Some(name.to_owned()),
+            false => owner(sub, long).map(|below| format!("{name}.{below}")),
+        }
+    })
 }
 
 /// Sets an option's default in the command and its subcommands, of these without [`OPERATING`] if `spares_operating`. Returns
@@ -294,6 +337,13 @@ mod tests {
         assert_eq!(budget("key = 'k'\ndatabase = 'd'"), [None, Some("d".to_owned())]);
         let own = budget("[costs.budget]\nkey = 'k'");
         assert_eq!(own, [Some("k".to_owned()), None], "its own section names it");
+        let currency = Command::new("costs")
+            .subcommand(Command::new("price").arg(option("currency")))
+            .subcommand(Command::new("budget"));
+        let error = with_file(Command::new("test").subcommand(currency), "currency = 'EUR'");
+        let error = format!("{:#}", error.expect_err("no other command has it"));
+        let problem = "option `currency` at top level: it is taken from [costs.price] alone";
+        assert_eq!(error, problem);
     }
 
     #[test]

@@ -158,4 +158,37 @@ fn refused_values_of_the_file_name_it() {
     let (code, stderr) = with_file("max-file-mib = 'x'", &["standalone"]);
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains("The value comes from tritmill.toml."), "{stderr}");
+    for typed in [&["model", "synth", "--shape", "bitnet-2b", "-o"][..], &["submit", "--window=x"]]
+    {
+        let (_, stderr) = with_file("redis = 'redis://127.0.0.1'", typed);
+        assert!(stderr.contains("error:") && !stderr.contains("The value comes from"), "{stderr}");
+    }
+    let doctor = |variable| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tritmill"));
+        let output = command.args(["worker", "--help"]).env(variable, "x").output();
+        assert!(output.expect("it starts").status.success());
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tritmill"));
+        let output = command.args(["bench", "engine"]).env(variable, "x").output();
+        String::from_utf8(output.expect("it starts").stderr).expect("UTF-8")
+    };
+    let stderr = doctor("TRITMILL_CUDA_DISABLE");
+    assert!(
+        stderr.contains("The value comes from the variable TRITMILL_CUDA_DISABLE."),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn settings_for_runs_with_a_server_stop_no_others() {
+    let run = ["batch", "run", "none.jsonl", "-o", "out.jsonl"];
+    let (code, stderr) = with_file("priority = 'low'", &run);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("none.jsonl") && !stderr.contains("--server"), "{stderr}");
+    let (_, stderr) = with_file("", &[&run[..], &["--priority", "low"]].concat());
+    assert!(stderr.contains("--priority needs --server"), "{stderr}");
+    let half = "[batch.run]\nescalate-to = 'small'";
+    let server = ["--server", "http://127.0.0.1:1", "--key", "k"];
+    let server = [&["batch", "run", "tritmill.toml", "-o", "out.jsonl"][..], &server].concat();
+    let (_, stderr) = with_file(half, &server);
+    assert!(stderr.contains("--escalate-to and --escalate-after need each other"), "{stderr}");
 }

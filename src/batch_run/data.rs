@@ -20,7 +20,7 @@ pub struct RowOptions {
     /// Column with the custom_id [default: row- and the number of the row]
     #[arg(long, value_name = "COLUMN")]
     id_column: Option<String>,
-    /// Endpoint that answers rows [default: chat]
+    /// Endpoint that answers rows [default: chat]; lines of JSON are rows then, and OUT is written at the end
     #[arg(long, value_name = "ENDPOINT")]
     endpoint: Option<RowEndpoint>,
     /// More fields of each request, such as '{"max_tokens": 64}', in place of its own
@@ -61,7 +61,7 @@ pub fn settings(args: &BatchRunArgs) -> anyhow::Result<DataSettings> {
     let of_lines = args.rows.endpoint.is_some();
     let input = address(&args.input)?;
     let is_one_file = match &input {
-        Address::Path(path) => !path.is_dir(),
+        Address::Path(path) => path.is_file(),
         Address::Stdio | Address::Http(_) => true,
         Address::Object { .. } => false,
     };

@@ -11,7 +11,10 @@ use tritmill_client::{
 };
 
 use super::{BatchRunArgs, EXIT_ERROR_LINES, Summary, display::Display, summarize};
-use crate::signals::{EXIT_INTERRUPTED, Signals};
+use crate::{
+    settings,
+    signals::{EXIT_INTERRUPTED, Signals},
+};
 
 /// A server and the parameters of its batches.
 #[derive(Debug, Clone, Args)]
@@ -44,15 +47,10 @@ impl ServerOptions {
     /// Returns URL and key of the server, if one is given.
     pub fn given(&self) -> anyhow::Result<Option<(&str, &str)>> {
         let Some(url) = self.server.as_deref() else {
-            // A key may be in the environment for other runs.
-            let given = [
-                ("--ca", self.ca.is_some()),
-                ("--window", self.window.is_some()),
-                ("--priority", self.priority.is_some()),
-                ("--escalate-to", self.escalate_to.is_some()),
-            ];
-            let first = given.into_iter().find(|(_, is_given)| *is_given);
-            return first.map_or(Ok(None), |(name, _)| bail!("{name} needs --server"));
+            // The environment and the file may have them for other runs.
+            let own = ["ca", "window", "priority", "escalate-to", "escalate-after"];
+            let typed = own.into_iter().find(|name| settings::is_typed(name));
+            return typed.map_or(Ok(None), |name| bail!("--{name} needs --server"));
         };
         let key = self.key.as_deref().filter(|key| !key.is_empty());
         let key = key.context("--server needs --key (or TRITMILL_KEY)")?;
@@ -74,7 +72,12 @@ pub fn run(
     let started = Instant::now();
     let ServerOptions { ca, window, priority, escalate_to, escalate_after, .. } =
         args.server.clone();
-    let escalation = escalate_to.zip(escalate_after);
+    // Those of the file are defaults, which do not require each other.
+    let escalation = match (escalate_to, escalate_after) {
+        (Some(model), Some(after)) => Some(Escalation { model, after }),
+        (None, None) => None,
+        _ => bail!("--escalate-to and --escalate-after need each other"),
+    };
     let client = HttpClient::new(AddressPolicy::Any, ca.as_deref()).context("--ca")?;
     let api = Api::new(client, url, key)?;
     let settings = RemoteSettings {
@@ -84,7 +87,7 @@ pub fn run(
         model: args.name.clone().unwrap_or_else(|| args.model.clone()),
         window: window.unwrap_or_else(|| "30d".to_owned()),
         priority: priority.unwrap_or_else(|| "normal".to_owned()),
-        escalation: escalation.map(|(model, after)| Escalation { model, after }),
+        escalation,
         restart: args.restart,
     };
     let ended = runtime.block_on(async {

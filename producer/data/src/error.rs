@@ -140,6 +140,12 @@ pub enum DataError {
         /// The columns that it has.
         found: String,
     },
+    /// A split of a single file was asked for.
+    #[error("{address} is one file: only a folder has splits")]
+    SplitOfFile {
+        /// The address.
+        address: String,
+    },
     /// A folder has no file of a known form.
     #[error("{address} has no Parquet, CSV or JSON lines files{of_split}")]
     EmptyFolder {

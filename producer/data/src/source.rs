@@ -89,6 +89,9 @@ pub(crate) fn files(wanted: Wanted<'_>, runtime: &Handle) -> Result<Vec<SourceFi
                 && !key.ends_with('/')
                 && let Some(object) = runtime.block_on(objects.find(objects.place()))?
             {
+                if split.is_some() {
+                    return Err(DataError::SplitOfFile { address: name });
+                }
                 let version = Some(object.version);
                 return one(Place::Object(objects, object.key), version);
             }
