@@ -175,9 +175,11 @@ fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Com
         let spares_operating = name.is_empty() && !SERVICE.contains(&key.as_str());
         (command, found) = with_default(command, &key, &values, spares_operating)
             .with_context(|| format!("option `{key}` {place}"))?;
-        match owner(&command, &key).filter(|_| !found) {
-            Some(owner) => bail!("option `{key}` {place}: it is taken from [{owner}] alone"),
-            None => ensure!(found, "unknown option `{key}` {place}"),
+        if !found {
+            match owner(&command, &key) {
+                Some(owner) => bail!("option `{key}` {place}: it is taken from [{owner}] alone"),
+                None => bail!("unknown option `{key}` {place}"),
+            }
         }
     }
     for (key, value) in sections {
