@@ -97,7 +97,7 @@ fn options_that_would_have_no_effect_are_refused_and_an_empty_archive_is_an_erro
     fs::write(folder.path().join("in.jsonl"), "{\"prompt\": \"hi\"}\n").unwrap();
     fs::write(folder.path().join("cut.jsonl.gz"), "").unwrap();
     for (input, more, problem) in [
-        ("in.jsonl", ["--split", "train"], "--split needs a folder as IN"),
+        ("in.jsonl", ["--split", "train"], "in.jsonl is one file: only a folder has splits"),
         ("in.jsonl", ["--priority", "low"], "--priority needs --server"),
         ("in.jsonl", ["--ca", "/nope"], "--ca needs --server"),
         ("cut.jsonl.gz", ["--endpoint", "chat"], "its content is missing"),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
@@ -59,15 +59,8 @@ pub fn settings(args: &BatchRunArgs) -> anyhow::Result<DataSettings> {
         RowEndpoint::Embeddings => EndpointOfRows::Embeddings,
     };
     let of_lines = args.rows.endpoint.is_some();
-    let input = address(&args.input)?;
-    let is_one_file = match &input {
-        Address::Path(path) => path.is_file(),
-        Address::Stdio | Address::Http(_) => true,
-        Address::Object { .. } => false,
-    };
-    ensure!(split.is_none() || !is_one_file, "--split needs a folder as IN");
     Ok(DataSettings {
-        input,
+        input: address(&args.input)?,
         output: address(&args.output)?,
         input_format: args.rows.input_format,
         output_format: args.rows.output_format,

@@ -60,6 +60,7 @@ impl DataSettings {
     /// Returns whether source and sink are plain local lines, which need none of this.
     pub fn is_plain(&self) -> bool {
         !self.has_rows()
+            && self.split.is_none()
             && match &self.input {
                 Address::Stdio => true,
                 Address::Path(path) => !path.is_dir() && is_plain_file(path),

@@ -68,8 +68,10 @@ pub(crate) fn files(wanted: Wanted<'_>, runtime: &Handle) -> Result<Vec<SourceFi
     let Wanted { address, format, split, redirects } = wanted;
     let name = address.to_string();
     let told = format.or_else(|| Format::of_name(address.name())).unwrap_or(Format::Lines);
-    let one =
-        |place, version| Ok(vec![SourceFile { name: name.clone(), format: told, version, place }]);
+    let one = |place, version| match split {
+        Some(_) => Err(DataError::SplitOfFile { address: name.clone() }),
+        None => Ok(vec![SourceFile { name: name.clone(), format: told, version, place }]),
+    };
     let found = match address {
         Address::Stdio => return one(Place::Stdin, None),
         Address::Http(url) => return one(Place::Web(url.clone(), redirects), None),
@@ -89,9 +91,6 @@ pub(crate) fn files(wanted: Wanted<'_>, runtime: &Handle) -> Result<Vec<SourceFi
                 && !key.ends_with('/')
                 && let Some(object) = runtime.block_on(objects.find(objects.place()))?
             {
-                if split.is_some() {
-                    return Err(DataError::SplitOfFile { address: name });
-                }
                 let version = Some(object.version);
                 return one(Place::Object(objects, object.key), version);
             }
