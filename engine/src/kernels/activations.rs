@@ -43,15 +43,20 @@ impl Activations {
     /// Resizes to `rows` rows of `cols` activations for matrices packed as `format`. The contents are
     /// unspecified until they are set.
     pub fn reset(&mut self, format: Format, cols: usize, rows: usize) {
-        self.stride = stride_lines(format, cols) * 64;
+        self.stride = Self::stride(format, cols);
         (self.format, self.cols, self.rows) = (format, cols, rows);
         self.data.grow(rows * self.stride);
         self.sums.resize(rows, 0);
     }
 
+    /// Returns the number of bytes from one row to the next.
+    pub(crate) fn stride(format: Format, cols: usize) -> usize {
+        (padded_cols(format, cols).div_ceil(64) | 1) * 64
+    }
+
     /// Returns the size in bytes of the activations of a row, and of its sum.
     pub(crate) fn row_bytes(format: Format, cols: usize) -> usize {
-        stride_lines(format, cols) * 64 + size_of::<i32>()
+        Self::stride(format, cols) + size_of::<i32>()
     }
 
     /// Returns the packing of the matrices that these rows can be multiplied by.
@@ -175,11 +180,6 @@ impl RowWriter<'_> {
         // SAFETY: `sums` holds `rows` sums; the caller guarantees that no other call uses this one.
         unsafe { self.sums.add(index).write(sum) };
     }
-}
-
-/// Returns the number of cache lines from one row to the next.
-fn stride_lines(format: Format, cols: usize) -> usize {
-    padded_cols(format, cols).div_ceil(64) | 1
 }
 
 /// Returns the length of a row of `cols` activations once padded to whole blocks.

@@ -87,7 +87,7 @@ impl GroupShape {
     }
 
     /// Returns the number of bytes from one row to the next.
-    pub(super) fn stride(self) -> usize {
+    pub(crate) fn stride(self) -> usize {
         let bytes = self.groups() * self.digits.count() * self.digit_bytes();
         (bytes.div_ceil(64) | 1) * 64
     }

@@ -32,19 +32,19 @@ pub(super) const AMX_BLOCK_ROWS: usize = 256;
 const AMX_BLOCK_BYTES: usize = 1 << 20;
 
 impl Isa {
-    /// Returns the number of rows of `row_bytes` activations that a thread multiplies by all its tiles before it goes
+    /// Returns the number of rows `stride` bytes apart that a thread multiplies by all its tiles before it goes
     /// on to the next rows: as many as stay in its cache while AMX needs them at the rate of that cache.
-    pub fn rows_per_block(self, rows: usize, row_bytes: usize) -> usize {
+    pub fn rows_per_block(self, rows: usize, stride: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Amx {
             use super::x86_64::registers::ROWS_MAX;
 
-            let most = (AMX_BLOCK_BYTES / row_bytes / ROWS_MAX).clamp(1, AMX_BLOCK_ROWS / ROWS_MAX);
+            let most = (AMX_BLOCK_BYTES / stride / ROWS_MAX).clamp(1, AMX_BLOCK_ROWS / ROWS_MAX);
             // Of nearly equal size, in whole registers but for the last.
             let blocks = rows.div_ceil(most * ROWS_MAX).max(1);
             return rows.div_ceil(blocks).next_multiple_of(ROWS_MAX);
         }
-        let _ = row_bytes;
+        let _ = stride;
         rows
     }
 

@@ -10,9 +10,9 @@ use super::{
     weights::TernaryLinear,
 };
 use crate::{
-    formats::{PackedMatrix, TILE_ROWS},
+    formats::TILE_ROWS,
     kernels::{
-        self, Digits, GroupShape, Isa,
+        self, GroupShape, Isa,
         float::{Columns, FloatKernels, KvElement, Sums, Values},
     },
 };
@@ -101,12 +101,6 @@ fn add_bias(bias: Option<&[f32]>, stride: usize, values: &mut [f32]) {
             *value += bias;
         }
     }
-}
-
-/// Returns the rows of a step as the input of matrices of one width.
-fn step_rows(count: usize, matrices: &[&PackedMatrix], digits: Digits) -> StepRows {
-    let digits = matrices[0].group().map_or(1, |_| digits.count());
-    StepRows { count, bytes: digits * matrices[0].cols() }
 }
 
 /// Returns the part of a buffer with rows of `width` that a task writes.
@@ -217,7 +211,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let outputs = outputs.each_mut().map(|out| Disjoint::new(out));
         let (isa, kernels) = (self.isa, self.kernels);
         let matrices = linears.map(|linear| &linear.matrix);
-        let rows = step_rows(n, &matrices, self.digits);
+        let rows = StepRows::of(matrices[0], n, self.digits);
         tile_tasks(isa, &matrices, rows, self.pool.threads(), tasks);
         let tasks = &tasks[..];
         self.pool.run(tasks.len(), &|task| {
@@ -267,7 +261,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         out.resize(n * width, 0.0);
         let out = Disjoint::new(out);
         let (isa, kernels) = (self.isa, self.kernels);
-        let rows = step_rows(n, &[&gate.matrix], self.digits);
+        let rows = StepRows::of(&gate.matrix, n, self.digits);
         tile_tasks(isa, &[&gate.matrix], rows, self.pool.threads(), tasks);
         let tasks = &tasks[..];
         let (gate_in, up_in) = (&quantized[inputs[0]], &quantized[inputs[1]]);
@@ -303,7 +297,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (n, width) = (rows.len(), linear.matrix.rows());
         let residual = Disjoint::new(residual);
         let (isa, kernels) = (self.isa, self.kernels);
-        let rows = step_rows(n, &[&linear.matrix], self.digits);
+        let rows = StepRows::of(&linear.matrix, n, self.digits);
         tile_tasks(isa, &[&linear.matrix], rows, self.pool.threads(), tasks);
         let tasks = &tasks[..];
         let input = &inputs[0];

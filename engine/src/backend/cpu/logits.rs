@@ -211,7 +211,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 unsafe { writer.set_row(r, bytes, scales) };
             });
         });
-        let rows = StepRows { count: rows, bytes: digits.count() * hidden };
+        let rows = StepRows::of(head, rows, digits);
         tile_tasks(isa, &[head], rows, self.pool.threads(), tasks);
         let (tasks, input, out) = (&tasks[..], &*head_input, Disjoint::new(logits));
         self.pool.run(tasks.len(), &|task| {

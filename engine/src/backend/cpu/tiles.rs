@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use crate::{formats::PackedMatrix, kernels::Isa};
+use crate::{
+    formats::PackedMatrix,
+    kernels::{Activations, Digits, GroupShape, Isa},
+};
 
 /// Bytes of weights per task: small enough that threads finish at nearly the same time, large enough
 /// that the cost of distributing tasks is negligible.
@@ -30,9 +33,21 @@ pub(super) struct TileTask {
 /// The rows of a step.
 #[derive(Clone, Copy)]
 pub(super) struct StepRows {
-    pub count: usize,
-    /// Bytes of the activations of a row.
-    pub bytes: usize,
+    count: usize,
+    /// Bytes from the activations of one row to those of the next.
+    stride: usize,
+}
+
+impl StepRows {
+    /// Returns `count` rows as the input of a matrix.
+    pub fn of(matrix: &PackedMatrix, count: usize, digits: Digits) -> Self {
+        let (format, cols) = (matrix.format(), matrix.cols());
+        let stride = match matrix.group() {
+            Some(group) => GroupShape { format, digits, cols, group }.stride(),
+            None => Activations::stride(format, cols),
+        };
+        Self { count, stride }
+    }
 }
 
 /// Returns the most tiles of a task, by the number of rows and the bytes of a tile.
@@ -58,7 +73,7 @@ pub(super) fn tile_tasks(
     tasks: &mut Vec<TileTask>,
 ) {
     let total: usize = matrices.iter().map(|matrix| matrix.tile_count()).sum();
-    let block = isa.rows_per_block(rows.count, rows.bytes);
+    let block = isa.rows_per_block(rows.count, rows.stride);
     let mut place = (0, 0); // matrix, tile
     tasks.clear();
     for thread in 0..threads {
@@ -100,7 +115,7 @@ mod tests {
         let mut tasks = Vec::new();
         for isa in [Isa::Avx512, Isa::Amx] {
             for (count, threads) in [(1, 1), (32, 64), (512, 1), (512, 3), (300, 200)] {
-                let rows = StepRows { count, bytes: 6912 };
+                let rows = StepRows { count, stride: 6976 };
                 tile_tasks(isa, &[&large, &small, &small], rows, threads, &mut tasks);
                 let most = tiles_per_task(isa, count, small.tile_bytes());
                 let mut seen = vec![0; 78 * count]; // (tile of all matrices, row)
@@ -123,7 +138,7 @@ mod tests {
         let large = matrix(70 * TILE_ROWS);
         let mut tasks = Vec::new();
         for count in [32, 512] {
-            let rows = StepRows { count, bytes: 64 };
+            let rows = StepRows { count, stride: 64 };
             tile_tasks(Isa::Avx512, &[&large], rows, 2, &mut tasks);
             let sizes: Vec<usize> = tasks.iter().map(|task| task.tiles.len()).collect();
             let (first, second) = sizes.split_at(sizes.len() / 2);
@@ -137,7 +152,7 @@ mod tests {
     fn a_thread_multiplies_all_its_tiles_by_a_block_of_rows_before_the_next() {
         let large = matrix(70 * TILE_ROWS);
         let mut tasks = Vec::new();
-        let rows = StepRows { count: 512, bytes: 6912 };
+        let rows = StepRows { count: 512, stride: 6976 };
         tile_tasks(Isa::Amx, &[&large], rows, 2, &mut tasks);
         for share in [0..35, 35..70] {
             let of_share = tasks.iter().filter(|task| share.contains(&task.tiles.start));
