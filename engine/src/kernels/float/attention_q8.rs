@@ -28,7 +28,7 @@ use super::{
     AttentionTile,
     attention::divide,
     byte_dots::{ByteDots, DEPTH, WEIGHT_MAX, WEIGHTS_BYTES},
-    lanes::{LANES, Lanes as _},
+    lanes::{LANES, Lanes},
     ops,
 };
 
@@ -41,6 +41,38 @@ const SEGMENT_BLOCKS: usize = SEGMENT / LANES;
 const FACTOR_MIN: f32 = 1e-30;
 /// Elements of a query narrowed at a time.
 const NARROW: usize = 64;
+
+/// What each query attends to.
+struct Visible<const Q: usize> {
+    positions: [Range<usize>; Q],
+    /// The blocks that all of them attend to as a whole.
+    whole: Range<usize>,
+}
+
+impl<const Q: usize> Visible<Q> {
+    fn of(tile: &AttentionTile<'_, i8>, positions: &[usize; Q]) -> Self {
+        let positions = positions.map(|position| tile.visible(position));
+        let start =
+            positions.iter().map(|visible| visible.start.div_ceil(LANES)).fold(0, usize::max);
+        let end = positions.iter().map(|visible| visible.end / LANES).fold(usize::MAX, usize::min);
+        Self { positions, whole: start..end }
+    }
+
+    /// Sets the lanes of a block that query `q` does not attend to.
+    ///
+    /// # Safety
+    /// The lanes' ISA must be available.
+    #[inline(always)]
+    unsafe fn within<L: Lanes>(&self, q: usize, block: usize, lanes: L, others: f32) -> L {
+        let Range { start, end } = self.positions[q];
+        let before = |end: usize| end.saturating_sub(block * LANES);
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let others = L::splat(others);
+            others.first(before(start), lanes.first(before(end), others))
+        }
+    }
+}
 
 /// Results of one phase of a tile that the next phase reads.
 struct Parts<'a> {
@@ -105,7 +137,8 @@ pub unsafe fn attention<D: ByteDots, const Q: usize>(
     unsafe {
         let factors = pack_queries::<D, Q>(tile, queries, &mut parts);
         score::<D, Q, true>(tile, &factors, blocks, 0..blocks, &mut parts);
-        let sums = weights::<D, Q>(tile, positions, blocks, &mut parts);
+        let visible = Visible::of(tile, positions);
+        let sums = weights::<D, Q>(tile, &visible, blocks, &mut parts);
         out.fill(0.0);
         let segments = 0..blocks.div_ceil(SEGMENT_BLOCKS);
         weigh_values::<D, Q, true>(tile, blocks, segments, &parts, out);
@@ -278,58 +311,95 @@ unsafe fn score_blocks<
 #[inline(always)]
 unsafe fn weights<D: ByteDots, const Q: usize>(
     tile: &AttentionTile<'_, i8>,
-    positions: &[usize; Q],
+    visible: &Visible<Q>,
     blocks: usize,
     parts: &mut Parts<'_>,
 ) -> [f32; Q] {
-    let mut totals = [0f32; Q];
-    for q in 0..Q {
+    let (mut totals, mut q) = ([0f32; Q], 0);
+    while q < Q {
         // SAFETY: guaranteed by the caller.
-        unsafe {
-            let (zero, minus_infinity) =
-                (D::Floats::splat(0.0), D::Floats::splat(f32::NEG_INFINITY));
-            let row = parts.scores.as_mut_ptr().add(q * blocks * LANES);
-            let Range { start, end } = tile.visible(positions[q]);
-            let mut largest = minus_infinity;
-            for p in (0..end).step_by(LANES) {
-                let mut v = D::Floats::load(row.add(p)).first(end - p, minus_infinity);
-                if p < start {
-                    v = minus_infinity.first(start - p, v);
-                }
-                largest = v.max(largest);
+        q += unsafe {
+            match Q - q {
+                4.. => weights_of::<D, Q, 4>(tile, visible, (blocks, q), parts, &mut totals),
+                _ => weights_of::<D, Q, 1>(tile, visible, (blocks, q), parts, &mut totals),
             }
-            let largest = D::Floats::splat(largest.max_lane());
-            let mut sum = zero;
-            for segment in 0..blocks.div_ceil(SEGMENT_BLOCKS) {
-                let of_segment =
-                    segment * SEGMENT_BLOCKS..((segment + 1) * SEGMENT_BLOCKS).min(blocks);
-                let mut most = D::Floats::splat(FACTOR_MIN);
-                for block in of_segment.clone() {
-                    let at = row.add(block * LANES);
-                    let count = end.saturating_sub(block * LANES);
-                    let mut weight = D::Floats::load(at).sub(largest).exp().first(count, zero);
-                    if block * LANES < start {
-                        weight = zero.first(start - block * LANES, weight);
-                    }
-                    sum = sum.add(weight);
-                    let scales = D::Floats::load(tile.scales_at(tile.value_scales, block));
-                    let factor = weight.mul(scales).first(count, zero);
-                    most = factor.max(most);
-                    factor.store(at);
-                }
-                let most = most.max_lane();
-                parts.units[segment * Q + q] = most / WEIGHT_MAX;
-                let inverse = D::Floats::splat(WEIGHT_MAX / most);
-                for block in of_segment {
-                    let weights = D::Floats::load(row.add(block * LANES)).mul(inverse).round();
-                    let to = parts.weights.as_mut_ptr().cast::<u8>();
-                    D::store_weights(weights, to.add((block * Q + q) * WEIGHTS_BYTES));
-                }
-            }
-            totals[q] = sum.sum();
-        }
+        };
     }
     totals
+}
+
+/// Runs [`weights`] for `P` queries from query `q` on; returns `P`.
+///
+/// # Safety
+/// As for [`attention`], after its checks.
+#[inline(always)]
+unsafe fn weights_of<D: ByteDots, const Q: usize, const P: usize>(
+    tile: &AttentionTile<'_, i8>,
+    visible: &Visible<Q>,
+    (blocks, q): (usize, usize),
+    parts: &mut Parts<'_>,
+    totals: &mut [f32; Q],
+) -> usize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let row = parts.scores.as_mut_ptr();
+        let rows: [_; P] = std::array::from_fn(|i| row.add((q + i) * blocks * LANES));
+        let mut largest = [D::Floats::splat(f32::NEG_INFINITY); P];
+        for block in 0..blocks {
+            let is_whole = visible.whole.contains(&block);
+            for i in 0..P {
+                let mut score = D::Floats::load(rows[i].add(block * LANES));
+                if !is_whole {
+                    score = visible.within(q + i, block, score, f32::NEG_INFINITY);
+                }
+                largest[i] = score.max(largest[i]);
+            }
+        }
+        for largest in &mut largest {
+            *largest = D::Floats::splat(largest.max_lane());
+        }
+        let zero = D::Floats::splat(0.0);
+        let mut sums = [zero; P];
+        for segment in 0..blocks.div_ceil(SEGMENT_BLOCKS) {
+            let of_segment = segment * SEGMENT_BLOCKS..((segment + 1) * SEGMENT_BLOCKS).min(blocks);
+            let mut most = [D::Floats::splat(FACTOR_MIN); P];
+            for block in of_segment.clone() {
+                let is_whole = visible.whole.contains(&block);
+                let scales = D::Floats::load(tile.scales_at(tile.value_scales, block));
+                for i in 0..P {
+                    let at = rows[i].add(block * LANES);
+                    let mut weight = D::Floats::load(at).sub(largest[i]).exp();
+                    let mut factor = weight.mul(scales);
+                    if !is_whole {
+                        weight = visible.within(q + i, block, weight, 0.0);
+                        // What was never stored may have any scale.
+                        factor = visible.within(q + i, block, factor, 0.0);
+                    }
+                    sums[i] = sums[i].add(weight);
+                    most[i] = factor.max(most[i]);
+                    factor.store(at);
+                }
+            }
+            let mut inverses = [zero; P];
+            for i in 0..P {
+                let most = most[i].max_lane();
+                parts.units[segment * Q + q + i] = most / WEIGHT_MAX;
+                inverses[i] = D::Floats::splat(WEIGHT_MAX / most);
+            }
+            for block in of_segment {
+                for i in 0..P {
+                    let factor = D::Floats::load(rows[i].add(block * LANES));
+                    let to = parts.weights.as_mut_ptr().cast::<u8>();
+                    let to = to.add((block * Q + q + i) * WEIGHTS_BYTES);
+                    D::store_weights(factor.mul(inverses[i]).round(), to);
+                }
+            }
+        }
+        for i in 0..P {
+            totals[q + i] = sums[i].sum();
+        }
+    }
+    P
 }
 
 /// Adds the weighted values of some segments; with `FETCH`, values are prefetched.

@@ -27,6 +27,21 @@ pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
     }
 }
 
+/// The larger of lane `i` and lane `i + 4`, then + 2, + 1.
+///
+/// # Safety
+/// Needs AVX.
+#[inline(always)]
+pub(super) unsafe fn max_of_eight(v: __m256) -> f32 {
+    // SAFETY: the caller has AVX.
+    unsafe {
+        let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        let one = _mm_max_ss(two, _mm_movehdup_ps(two));
+        _mm_cvtss_f32(one)
+    }
+}
+
 /// The lane-wise operations of two vectors.
 macro_rules! lane_wise {
     ($($name:ident = $intrinsic:ident),+) => {$(
@@ -224,5 +239,10 @@ impl Lanes for Avx2Lanes {
     unsafe fn sum(self) -> f32 {
         // SAFETY: the trait's contract.
         unsafe { sum_of_eight(_mm256_add_ps(self.0, self.1)) }
+    }
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe { max_of_eight(_mm256_max_ps(self.0, self.1)) }
     }
 }

@@ -168,4 +168,13 @@ impl Lanes for Avx512Lanes {
             super::avx2::sum_of_eight(_mm256_add_ps(low, high))
         }
     }
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let low = _mm512_castps512_ps256(self.0);
+            let high = _mm512_extractf32x8_ps::<1>(self.0);
+            super::avx2::max_of_eight(_mm256_max_ps(low, high))
+        }
+    }
 }

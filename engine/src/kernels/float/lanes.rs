@@ -82,13 +82,18 @@ pub trait Lanes: Copy {
         }
     }
 
-    /// Returns the largest lane, for lanes without NaN.
+    /// Returns the largest lane: [`max`](Self::max) in the order of [`sum`](Self::sum).
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
         let mut lanes = [0f32; LANES];
         // SAFETY: `lanes` has room for sixteen.
         unsafe { self.store(lanes.as_mut_ptr()) };
-        lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                lanes[i] = if lanes[i] > lanes[i + width] { lanes[i] } else { lanes[i + width] };
+            }
+        }
+        lanes[0]
     }
 
     /// Computes e^x by Cephes' `expf` polynomial (degree 5 after range reduction, under 2 ulp), with `x`
