@@ -1,6 +1,6 @@
 //! The steps of a batch in progress: submit lines as the queue has room, and count finished jobs.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use tokio::time::Instant;
 use tritmill_client::{ClientError, Endpoint};
@@ -194,63 +194,13 @@ async fn submit_rest(
         at = read;
         let pass = Pass::of(app, &claim.batch, &page).await?;
         number_refused(app, claim, &page).await?;
-        // The next job comes last.
         let mut pending: Vec<(Job, FilePosition)> =
             page.into_iter().rev().filter_map(|line| job(&claim.batch, &pass, line)).collect();
         pending.retain(|(job, at)| front.is_next(&claim.batch, &job.queue, at.line));
         let again = pass.again();
-        while !pending.is_empty() {
-            let first = pending.len().saturating_sub(chunk);
-            let next: Vec<Job> =
-                pending[first..].iter().rev().map(|(job, _)| job.clone()).collect();
-            match app.client.admit(&next).await {
-                Ok(()) => {}
-                Err(ClientError::Busy { .. }) if next.len() > 1 => {
-                    chunk = (next.len() / 8).max(1);
-                    continue;
-                }
-                Err(ClientError::Busy { retry_after, limit, cause, .. }) => {
-                    app.metrics.refusals.count(Limit::Queue(limit, cause), &claim.batch.tenant);
-                    let (job, at) = &pending[first];
-                    let (queue, line) = (job.queue.clone(), at.line);
-                    if !front.wait(&mut claim.batch, (&queue, line), retry_after) {
-                        return Ok(Submitted::Busy(front.retry().unwrap_or(retry_after)));
-                    }
-                    pending.retain(|(job, _)| job.queue != queue);
-                    chunk = CHUNK_MAX;
-                    continue;
-                }
-                Err(ClientError::Store(error)) => return Err(error.into()),
-                Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
-            }
-            let before = (claim.batch.submitted, claim.batch.steps.ahead.clone());
-            let reached = match first {
-                0 => read,
-                _ => pending[first].1,
-            };
-            front.reach(&mut claim.batch, reached);
-            let again: Vec<JobId> =
-                next.iter().map(|job| job.id).filter(|id| again.contains(id)).collect();
-            let writes = BatchWrites { jobs: &next, again: &again, ..BatchWrites::default() };
-            match save(app, claim, writes).await {
-                Ok(()) => {}
-                Err(Interrupted::Store(StoreError::InvalidValue { .. })) if next.len() > 1 => {
-                    // To find the refused one.
-                    (claim.batch.submitted, claim.batch.steps.ahead) = before;
-                    chunk = (next.len() / 8).max(1);
-                    continue;
-                }
-                Err(Interrupted::Store(error @ StoreError::InvalidValue { .. })) => {
-                    refuse(app, claim, &next, &error).await?;
-                    pending.truncate(first);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            }
-            chunk = (chunk * 2).min(CHUNK_MAX);
-            pending.truncate(first);
-            app.client.announce(&next).await;
-            tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
+        let jobs = PageJobs { pending, read, again };
+        if let Some(retry) = submit_page(app, claim, jobs, (&mut chunk, &mut front)).await? {
+            return Ok(Submitted::Busy(retry));
         }
         let before = (claim.batch.submitted, claim.batch.steps.ahead.clone());
         front.reach(&mut claim.batch, read);
@@ -267,6 +217,78 @@ async fn submit_rest(
         }
     }
     Ok(front.retry().map_or(Submitted::All, Submitted::Busy))
+}
+
+/// The jobs of a page of lines.
+struct PageJobs {
+    /// The next job comes last.
+    pending: Vec<(Job, FilePosition)>,
+    /// The position behind the page.
+    read: FilePosition,
+    /// Jobs that may be there already.
+    again: HashSet<JobId>,
+}
+
+/// Submits the jobs of a page, at most `chunk` at once. Returns the time to wait if no queue of the batch has room.
+async fn submit_page(
+    app: &App,
+    claim: &mut BatchClaim,
+    PageJobs { mut pending, read, again }: PageJobs,
+    (chunk, front): (&mut usize, &mut Front),
+) -> Result<Option<Duration>, Interrupted> {
+    while !pending.is_empty() {
+        let first = pending.len().saturating_sub(*chunk);
+        let next: Vec<Job> = pending[first..].iter().rev().map(|(job, _)| job.clone()).collect();
+        match app.client.admit(&next).await {
+            Ok(()) => {}
+            Err(ClientError::Busy { .. }) if next.len() > 1 => {
+                *chunk = (next.len() / 8).max(1);
+                continue;
+            }
+            Err(ClientError::Busy { retry_after, limit, cause, .. }) => {
+                app.metrics.refusals.count(Limit::Queue(limit, cause), &claim.batch.tenant);
+                let (job, at) = &pending[first];
+                let (queue, line) = (job.queue.clone(), at.line);
+                if !front.wait(&mut claim.batch, (&queue, line), retry_after) {
+                    return Ok(Some(front.retry().unwrap_or(retry_after)));
+                }
+                pending.retain(|(job, _)| job.queue != queue);
+                *chunk = CHUNK_MAX;
+                continue;
+            }
+            Err(ClientError::Store(error)) => return Err(error.into()),
+            Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
+        }
+        let before = (claim.batch.submitted, claim.batch.steps.ahead.clone());
+        let reached = match first {
+            0 => read,
+            _ => pending[first].1,
+        };
+        front.reach(&mut claim.batch, reached);
+        let again: Vec<JobId> =
+            next.iter().map(|job| job.id).filter(|id| again.contains(id)).collect();
+        let writes = BatchWrites { jobs: &next, again: &again, ..BatchWrites::default() };
+        match save(app, claim, writes).await {
+            Ok(()) => {}
+            Err(Interrupted::Store(StoreError::InvalidValue { .. })) if next.len() > 1 => {
+                // To find the refused one.
+                (claim.batch.submitted, claim.batch.steps.ahead) = before;
+                *chunk = (next.len() / 8).max(1);
+                continue;
+            }
+            Err(Interrupted::Store(error @ StoreError::InvalidValue { .. })) => {
+                refuse(app, claim, &next, &error).await?;
+                pending.truncate(first);
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
+        *chunk = (*chunk * 2).min(CHUNK_MAX);
+        pending.truncate(first);
+        app.client.announce(&next).await;
+        tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
+    }
+    Ok(None)
 }
 
 /// Numbers the refused lines of a page, before the jobs behind them are submitted.

@@ -45,39 +45,11 @@ pub(super) async fn step(
     let state = claim.batch.steps.validation.take().unwrap_or_default();
     let (is_continued, is_open) = (state.lines > 0, claim.batch.is_open);
     let mut check = Validation::new(&claim.batch, app.limits.batch_lines_max, state);
-    // The file may have been deleted or have expired meanwhile.
-    if app.store.file(&claim.batch.tenant, claim.batch.input).await?.is_none() {
-        let message = "the input file no longer exists";
-        check.add_error(None, "file_not_found", message, Some(claim.batch.input_field()));
-    } else {
-        let mut pages = lines::read(&app.files, &claim.batch, check.state.read);
-        while let Some(page) = pages.recv().await {
-            let page = page?;
-            if is_continued {
-                let hashes: Vec<_> = page.iter().filter_map(custom_id).map(hash).collect();
-                let known = app.store.known_custom_ids(claim.batch.id, &hashes).await?;
-                check.custom_ids.extend(known);
-            }
-            if check.has_models {
-                find_models(app, &mut check, &page).await?;
-            }
-            let start = check.state.read;
-            for line in &page {
-                check.line(line.after.line, &line.parsed);
-                check.state.read = line.after;
-            }
-            budget.spend(page.len(), check.state.read.offset_bytes - start.offset_bytes);
-            if check.is_done() {
-                break;
-            }
-            if budget.is_spent() {
-                let Validation { state, added, .. } = check;
-                claim.batch.steps.validation = Some(state);
-                save(app, claim, BatchWrites { custom_ids: &added, ..BatchWrites::default() })
-                    .await?;
-                return Ok(Next::Now);
-            }
-        }
+    if !read(app, claim, &mut check, is_continued, &mut budget).await? {
+        let Validation { state, added, .. } = check;
+        claim.batch.steps.validation = Some(state);
+        save(app, claim, BatchWrites { custom_ids: &added, ..BatchWrites::default() }).await?;
+        return Ok(Next::Now);
     }
     if check.state.lines == 0 && check.state.errors.is_empty() && !is_open {
         let field = claim.batch.input_field();
@@ -114,6 +86,47 @@ pub(super) async fn step(
             .await?;
     }
     enter(app, claim, budget).await
+}
+
+/// Checks the lines that the budget allows. Returns whether all of them are checked.
+async fn read(
+    app: &App,
+    claim: &BatchClaim,
+    check: &mut Validation,
+    is_continued: bool,
+    budget: &mut Budget,
+) -> Result<bool, Interrupted> {
+    // The file may have been deleted or have expired meanwhile.
+    if app.store.file(&claim.batch.tenant, claim.batch.input).await?.is_none() {
+        let message = "the input file no longer exists";
+        check.add_error(None, "file_not_found", message, Some(claim.batch.input_field()));
+        return Ok(true);
+    }
+    let mut pages = lines::read(&app.files, &claim.batch, check.state.read);
+    while let Some(page) = pages.recv().await {
+        let page = page?;
+        if is_continued {
+            let hashes: Vec<_> = page.iter().filter_map(custom_id).map(hash).collect();
+            let known = app.store.known_custom_ids(claim.batch.id, &hashes).await?;
+            check.custom_ids.extend(known);
+        }
+        if check.has_models {
+            find_models(app, check, &page).await?;
+        }
+        let start = check.state.read;
+        for line in &page {
+            check.line(line.after.line, &line.parsed);
+            check.state.read = line.after;
+        }
+        budget.spend(page.len(), check.state.read.offset_bytes - start.offset_bytes);
+        if check.is_done() {
+            break;
+        }
+        if budget.is_spent() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Finds the queues of the models that a page names first.

@@ -355,13 +355,8 @@ async fn submit(
     if new.open && refused.is_none() {
         open::own_input(app, &batch, given).await?;
     }
-    let created = app.store.create_batch(&batch, max).await?;
-    if new.open && created != Creation::New {
-        app.store.delete_file(&caller.tenant, input).await?;
-    }
-    match created {
+    match store(app, &batch, max).await? {
         Creation::New => {
-            app.batch_changed.notify_one();
             tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
             Ok(batch)
         }
@@ -369,6 +364,17 @@ async fn submit(
         Creation::Full => Err(refused.unwrap_or_else(|| ApiError::too_many_batches(max))),
         Creation::NoEarlier => Err(after::deleted_meanwhile(&batch)),
     }
+}
+
+/// Stores a new batch if fewer than `max` are open. The file of an open one stays only with it.
+async fn store(app: &App, batch: &Batch, max: u32) -> Result<Creation, ApiError> {
+    let created = app.store.create_batch(batch, max).await?;
+    if created == Creation::New {
+        app.batch_changed.notify_one();
+    } else if batch.is_open {
+        app.store.delete_file(&batch.tenant, batch.input).await?;
+    }
+    Ok(created)
 }
 
 /// Returns the batch that has the key of a request, if it was created by the same request.

@@ -44,30 +44,8 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
             let keeps = arguments.find(0, "keepends").is_some_and(|value| value.is_true());
             Ok(lines(text, keeps)?.into_iter().map(Value::from).collect())
         }
-        "partition" | "rpartition" => {
-            arguments.check(1..=1, &[])?;
-            let separator = arguments.required_text(0)?;
-            if separator.is_empty() {
-                return Err(error("empty separator"));
-            }
-            let is_last = method == "rpartition";
-            let found =
-                if is_last { text.rsplit_once(&*separator) } else { text.split_once(&*separator) };
-            let parts = match (found, is_last) {
-                (Some((before, after)), _) => [before, &separator, after],
-                (None, false) => [text, "", ""],
-                (None, true) => ["", "", text],
-            };
-            Ok(Value::from(Tuple::from(parts.map(Value::from))))
-        }
-        "removeprefix" | "removesuffix" => {
-            arguments.check(1..=1, &[])?;
-            let part = arguments.required_text(0)?;
-            let is_prefix = method == "removeprefix";
-            let rest =
-                if is_prefix { text.strip_prefix(&*part) } else { text.strip_suffix(&*part) };
-            Ok(Value::from(rest.unwrap_or(text)))
-        }
+        "partition" | "rpartition" => partition(text, method == "rpartition", arguments),
+        "removeprefix" | "removesuffix" => without(text, method == "removeprefix", arguments),
         "find" | "index" | "rfind" | "rindex" => {
             arguments.check(1..=3, &[])?;
             let found = find(text, method.starts_with('r'), arguments)?;
@@ -86,27 +64,8 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
             }))
         }
         "startswith" | "endswith" => affix(text, method == "startswith", arguments),
-        "replace" => {
-            arguments.check(2..=3, &["count"])?;
-            let (old, new) = (arguments.required_text(0)?, arguments.required_text(1)?);
-            let count = arguments.integer(2, "count")?.unwrap_or(-1);
-            take_text(replaced_length(text, &old, &new, usize::try_from(count).ok()))?;
-            Ok(Value::from(match usize::try_from(count) {
-                Ok(count) => text.replacen(&*old, &new, count),
-                Err(_) => text.replace(&*old, &new),
-            }))
-        }
-        "join" => {
-            arguments.check(1..=1, &[])?;
-            let mut joined = String::new();
-            for (index, part) in iterate(&arguments.values()[0])?.into_iter().enumerate() {
-                let problem =
-                    || error(format!("expected str instance, {} found", type_name(&part)));
-                grow(&mut joined, if index == 0 { "" } else { text })?;
-                grow(&mut joined, part.as_str().ok_or_else(problem)?)?;
-            }
-            Ok(Value::from(joined))
-        }
+        "replace" => replace(text, arguments),
+        "join" => join(text, arguments),
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, arguments),
         "expandtabs" => {
             arguments.check(0..=1, &["tabsize"])?;
@@ -116,18 +75,69 @@ pub(super) fn call(text: &str, method: &str, arguments: &Arguments<'_>) -> Resul
             take_text(text.len().saturating_add(tabs.saturating_mul(size)))?;
             Ok(Value::from(expand_tabs(text, size)))
         }
-        "encode" => {
-            arguments.check(0..=2, &["encoding", "errors"])?;
-            let encoding = arguments.text(0, "encoding")?.unwrap_or_else(|| "utf-8".to_owned());
-            match encoding.to_ascii_lowercase().replace(['-', '_'], "").as_str() {
-                "utf8" => Ok(Value::from_bytes(text.as_bytes().to_vec())),
-                "ascii" if text.is_ascii() => Ok(Value::from_bytes(text.as_bytes().to_vec())),
-                _ => Err(error(format!("cannot encode as {encoding}"))),
-            }
-        }
+        "encode" => encode(text, arguments),
         "maketrans" => make_translation(arguments),
         "translate" => translate(text, arguments),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
+    }
+}
+
+/// Cuts at the first or the last separator.
+fn partition(text: &str, is_last: bool, arguments: &Arguments<'_>) -> Result<Value, Error> {
+    arguments.check(1..=1, &[])?;
+    let separator = arguments.required_text(0)?;
+    if separator.is_empty() {
+        return Err(error("empty separator"));
+    }
+    let found = if is_last { text.rsplit_once(&*separator) } else { text.split_once(&*separator) };
+    let parts = match (found, is_last) {
+        (Some((before, after)), _) => [before, &separator, after],
+        (None, false) => [text, "", ""],
+        (None, true) => ["", "", text],
+    };
+    Ok(Value::from(Tuple::from(parts.map(Value::from))))
+}
+
+/// Removes a prefix or a suffix.
+fn without(text: &str, is_prefix: bool, arguments: &Arguments<'_>) -> Result<Value, Error> {
+    arguments.check(1..=1, &[])?;
+    let part = arguments.required_text(0)?;
+    let rest = if is_prefix { text.strip_prefix(&*part) } else { text.strip_suffix(&*part) };
+    Ok(Value::from(rest.unwrap_or(text)))
+}
+
+/// Replaces all or the first occurrences.
+fn replace(text: &str, arguments: &Arguments<'_>) -> Result<Value, Error> {
+    arguments.check(2..=3, &["count"])?;
+    let (old, new) = (arguments.required_text(0)?, arguments.required_text(1)?);
+    let count = arguments.integer(2, "count")?.unwrap_or(-1);
+    take_text(replaced_length(text, &old, &new, usize::try_from(count).ok()))?;
+    Ok(Value::from(match usize::try_from(count) {
+        Ok(count) => text.replacen(&*old, &new, count),
+        Err(_) => text.replace(&*old, &new),
+    }))
+}
+
+/// Joins values of text.
+fn join(text: &str, arguments: &Arguments<'_>) -> Result<Value, Error> {
+    arguments.check(1..=1, &[])?;
+    let mut joined = String::new();
+    for (index, part) in iterate(&arguments.values()[0])?.into_iter().enumerate() {
+        let problem = || error(format!("expected str instance, {} found", type_name(&part)));
+        grow(&mut joined, if index == 0 { "" } else { text })?;
+        grow(&mut joined, part.as_str().ok_or_else(problem)?)?;
+    }
+    Ok(Value::from(joined))
+}
+
+/// Returns bytes, of UTF-8 or ASCII.
+fn encode(text: &str, arguments: &Arguments<'_>) -> Result<Value, Error> {
+    arguments.check(0..=2, &["encoding", "errors"])?;
+    let encoding = arguments.text(0, "encoding")?.unwrap_or_else(|| "utf-8".to_owned());
+    match encoding.to_ascii_lowercase().replace(['-', '_'], "").as_str() {
+        "utf8" => Ok(Value::from_bytes(text.as_bytes().to_vec())),
+        "ascii" if text.is_ascii() => Ok(Value::from_bytes(text.as_bytes().to_vec())),
+        _ => Err(error(format!("cannot encode as {encoding}"))),
     }
 }
 

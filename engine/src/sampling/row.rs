@@ -63,6 +63,13 @@ pub struct Threshold {
     pub temperature: Option<f32>,
 }
 
+impl Threshold {
+    /// Returns the lowest logit that is bounded more closely.
+    pub(crate) fn lowest(self) -> f32 {
+        self.logit - self.close
+    }
+}
+
 /// What is known of the tokens below a threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Remainder {

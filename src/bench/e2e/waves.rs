@@ -186,26 +186,7 @@ async fn measure(
     let work = async {
         match scenario {
             Scenario::Requests => keep_asking(service, arguments, bodies).await,
-            _ => {
-                let lines = (0..arguments.batch_lines()).map(|line| {
-                    let mut body = bodies.batch(line);
-                    if scenario == Scenario::DefaultTier {
-                        body["service_tier"] = json!("default");
-                    }
-                    body
-                });
-                let of = match scenario {
-                    Scenario::Background => ("background", "low"),
-                    _ => ("24h", "normal"),
-                };
-                let id = service.submit_batch(lines, ENDPOINT, of).await?.id;
-                loop {
-                    sleep(Duration::from_secs(1)).await;
-                    let status = service.api.batch(&id).await?.status;
-                    let is_open = matches!(&*status, "validating" | "in_progress");
-                    ensure!(is_open, "the batch is {status}: increase --batch-lines");
-                }
-            }
+            _ => keep_batch(service, arguments, bodies, scenario).await,
         }
     };
     let measuring = async {
@@ -233,6 +214,33 @@ async fn measure(
     let (beside, of_callers) = (rate(tokens.saturating_sub(own)), rate(own));
     measured.work = Some(Work { alone, beside, of_callers });
     Ok(measured)
+}
+
+/// Runs a batch, and fails when it ends.
+async fn keep_batch(
+    service: &Service,
+    arguments: &Arguments,
+    bodies: &Bodies,
+    scenario: Scenario,
+) -> anyhow::Result<()> {
+    let lines = (0..arguments.batch_lines()).map(|line| {
+        let mut body = bodies.batch(line);
+        if scenario == Scenario::DefaultTier {
+            body["service_tier"] = json!("default");
+        }
+        body
+    });
+    let of = match scenario {
+        Scenario::Background => ("background", "low"),
+        _ => ("24h", "normal"),
+    };
+    let id = service.submit_batch(lines, ENDPOINT, of).await?.id;
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        let status = service.api.batch(&id).await?.status;
+        let is_open = matches!(&*status, "validating" | "in_progress");
+        ensure!(is_open, "the batch is {status}: increase --batch-lines");
+    }
 }
 
 /// Callers come at a rate, whether others are still waiting or not. Ends when all are answered, or as long after the last one came as

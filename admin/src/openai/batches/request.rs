@@ -80,24 +80,14 @@ impl NewBatch {
         let input = fields.text("input_file_id")?;
         let after = fields.take("after");
         let has_url = fields.has("input_url");
-        let given = [
-            ("after", after.is_some()),
-            ("input_url", has_url),
-            ("input_file_id", input.is_some()),
-        ];
-        let mut given = given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name);
-        match (given.next(), given.next()) {
-            (None, _) if !open => return Err(ApiError::missing_field("input_file_id")),
-            (Some(all @ ("after" | "input_url")), None) if open => {
-                let message = format!("open is not possible with {all}, which gives all lines");
-                return Err(ApiError::invalid_value("open", message));
-            }
-            (Some(all), Some(other)) => {
-                let message = format!("{other} is not possible with {all}, which gives all lines");
-                return Err(ApiError::invalid_value(other, message));
-            }
-            _ => {}
-        }
+        check_inputs(
+            open,
+            [
+                ("after", after.is_some()),
+                ("input_url", has_url),
+                ("input_file_id", input.is_some()),
+            ],
+        )?;
         let mut required =
             |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
         let (endpoint, window) = (required("endpoint")?, required("completion_window")?);
@@ -116,20 +106,7 @@ impl NewBatch {
             let message = format!("completion_window must be one of {}", windows.join(", "));
             return Err(ApiError::invalid_value("completion_window", message));
         }
-        let priority = match fields.text("priority")?.as_deref().map(str::parse) {
-            None if window == BACKGROUND => Priority::Low,
-            None => Priority::Normal,
-            Some(Ok(Priority::Normal)) if window == BACKGROUND => {
-                let message = "priority must be 'low' with the completion window 'background'";
-                return Err(ApiError::invalid_value("priority", message));
-            }
-            Some(Ok(priority @ (Priority::Normal | Priority::Low))) => priority,
-            Some(_) => {
-                let message =
-                    "priority must be 'normal' or 'low'; 'high' is for completion requests";
-                return Err(ApiError::invalid_value("priority", message));
-            }
-        };
+        let priority = parse_priority(fields.text("priority")?.as_deref(), &window)?;
         let metadata = fields.take("metadata").map(metadata).transpose()?;
         let output_expires_s = fields.take("output_expires_after").map(expiry).transpose()?;
         let webhook = fields
@@ -162,6 +139,37 @@ impl NewBatch {
     pub fn tier(&self) -> Tier {
         tier_of(&self.window)
     }
+}
+
+/// Checks that a batch has one input, or is open. // inputs: name of the field, whether it is given
+fn check_inputs(open: bool, inputs: [(&str, bool); 3]) -> Result<(), ApiError> {
+    let mut given = inputs.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name);
+    match (given.next(), given.next()) {
+        (None, _) if !open => Err(ApiError::missing_field("input_file_id")),
+        (Some(all @ ("after" | "input_url")), None) if open => {
+            let message = format!("open is not possible with {all}, which gives all lines");
+            Err(ApiError::invalid_value("open", message))
+        }
+        (Some(all), Some(other)) => {
+            let message = format!("{other} is not possible with {all}, which gives all lines");
+            Err(ApiError::invalid_value(other, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the priority of the lines of a batch with a completion window.
+fn parse_priority(given: Option<&str>, window: &str) -> Result<Priority, ApiError> {
+    let message = match given.map(str::parse) {
+        None if window == BACKGROUND => return Ok(Priority::Low),
+        None => return Ok(Priority::Normal),
+        Some(Ok(Priority::Normal)) if window == BACKGROUND => {
+            "priority must be 'low' with the completion window 'background'"
+        }
+        Some(Ok(priority @ (Priority::Normal | Priority::Low))) => return Ok(priority),
+        Some(_) => "priority must be 'normal' or 'low'; 'high' is for completion requests",
+    };
+    Err(ApiError::invalid_value("priority", message))
 }
 
 /// Parses an earlier batch, and the template of the lines of a batch with an endpoint.

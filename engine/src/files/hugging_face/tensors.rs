@@ -92,24 +92,7 @@ impl Finder<'_> {
         // Not reserved ahead: a false layer count must fail at the first missing tensor.
         let mut linears = Vec::new();
         for layer in 0..config.layer_count {
-            let mut of_layer = Vec::with_capacity(Linear::OF_ATTENTION.len());
-            for &linear in config.linears(layer) {
-                let (rows, cols) = config.linear_shape(linear);
-                let experts = config.experts.as_ref().filter(|_| linear.is_of_experts());
-                let tensors = match experts {
-                    None => vec![self.linear(linear_name(layer, linear), rows, cols, storage)?],
-                    Some(experts) => {
-                        let rows = rows / experts.count;
-                        let of_expert = |expert| {
-                            let name = expert_name(layer, expert, linear);
-                            self.linear(name, rows, cols, storage)
-                        };
-                        (0..experts.count).map(of_expert).collect::<Result<_, _>>()?
-                    }
-                };
-                of_layer.push(tensors);
-            }
-            linears.push(of_layer);
+            linears.push(self.linears(config, layer, storage)?);
         }
         let mut by_role = HashMap::new();
         for norm in norms(config) {
@@ -159,6 +142,32 @@ impl Finder<'_> {
             embedding,
             head,
         })
+    }
+
+    /// Returns the linears of a layer, each as one tensor or one of each expert.
+    fn linears(
+        &mut self,
+        config: &ModelConfig,
+        layer: usize,
+        storage: WeightStorage,
+    ) -> Result<Vec<Vec<TernaryTensor>>, ModelError> {
+        let mut of_layer = Vec::with_capacity(Linear::OF_ATTENTION.len());
+        for &linear in config.linears(layer) {
+            let (rows, cols) = config.linear_shape(linear);
+            let experts = config.experts.as_ref().filter(|_| linear.is_of_experts());
+            of_layer.push(match experts {
+                None => vec![self.linear(linear_name(layer, linear), rows, cols, storage)?],
+                Some(experts) => {
+                    let rows = rows / experts.count;
+                    let of_expert = |expert| {
+                        let name = expert_name(layer, expert, linear);
+                        self.linear(name, rows, cols, storage)
+                    };
+                    (0..experts.count).map(of_expert).collect::<Result<_, _>>()?
+                }
+            });
+        }
+        Ok(of_layer)
     }
 
     /// Checks that every row is a whole number of groups.

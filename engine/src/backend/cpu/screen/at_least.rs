@@ -1,6 +1,9 @@
 //! The tokens with at least some logit, found from the first estimates that a search has left.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 use super::{
     copies::{SCREEN_SHARE, Screen},
@@ -35,62 +38,20 @@ impl Screen {
         state: &mut ScreenState,
     ) -> Option<Remainder> {
         let (vocab, width) = (self.scales.len(), input.xs.len());
-        let Threshold { logit, close, temperature } = threshold;
-        let lowest = logit - close;
         split_rows(input, width, pool, &mut state.digits);
-        let estimates = Estimates { screen: self, input, digits: &state.digits };
-        let six = self.six.as_ref().filter(|_| kept.from_six);
         let found = state.at_least.get_mut().unwrap_or_else(PoisonError::into_inner);
         found.tokens.clear();
         (found.far, found.close) = (0.0, 0.0);
         // Enough for all results, so that most steps allocate nothing.
         found.tokens.reserve(vocab / SCREEN_SHARE + TASK_ROWS);
-        let found = &state.at_least;
+        let look = Look {
+            estimates: Estimates { screen: self, input, digits: &state.digits },
+            kept,
+            threshold,
+            found: &state.at_least,
+        };
         pool.run(vocab.div_ceil(TASK_ROWS), &|task| {
-            let range = task * TASK_ROWS..((task + 1) * TASK_ROWS).min(vocab);
-            let so_far = found.lock().unwrap_or_else(PoisonError::into_inner).tokens.len();
-            if so_far * SCREEN_SHARE > vocab {
-                // All logits are faster than so many.
-                return;
-            }
-            let bounds = estimates.first_bounds(six, 0, range.clone());
-            let first = &kept.estimates[range.clone()];
-            let far =
-                temperature.map_or(0.0, |t| input.kernels.weigh_below(&bounds, lowest, t, first));
-            with_scratch(|scratch| {
-                let (positions, uppers) = (&mut scratch.positions, &mut scratch.floats);
-                positions.clear();
-                positions.reserve(range.len());
-                input.kernels.select_candidates(&bounds, None, lowest, first, positions);
-                uppers.clear();
-                uppers.reserve(range.len());
-                // Keeps the positions that can have the logit, NaN included.
-                let mut count = 0;
-                for at in 0..positions.len() {
-                    if let Some(next) = positions.get(at + ROWS_AHEAD) {
-                        self.prefetch(range.start + next);
-                    }
-                    let token = range.start + positions[at];
-                    let known = six.is_none().then(|| first[positions[at]]);
-                    let (_, estimate, bound) = estimates.refined(0, token, known);
-                    let upper = estimate + bound;
-                    if upper < logit {
-                        uppers.push(upper);
-                    } else {
-                        positions[count] = positions[at];
-                        count += 1;
-                    }
-                }
-                positions.truncate(count);
-                let close =
-                    temperature.map_or(0.0, |t| input.kernels.weigh_values(uppers, logit, t));
-                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                found
-                    .tokens
-                    .extend(positions.iter().map(|position| (range.start + position) as u32));
-                found.far += f64::from(far);
-                found.close += f64::from(close);
-            });
+            look.at(task * TASK_ROWS..((task + 1) * TASK_ROWS).min(vocab));
         });
         let found = state.at_least.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (far, close, mut tokens) = (found.far, found.close, std::mem::take(&mut found.tokens));
@@ -105,10 +66,69 @@ impl Screen {
             return None;
         }
         self.compute_found(input, pool, state);
+        let Threshold { logit, temperature, .. } = threshold;
         let weight = temperature.map_or(f64::INFINITY, |temperature| {
-            let share = math::exp((f64::from(lowest) - f64::from(logit)) / f64::from(temperature));
+            let lowest = f64::from(threshold.lowest());
+            let share = math::exp((lowest - f64::from(logit)) / f64::from(temperature));
             (far * share + close) * WEIGHT_ROUND_UP
         });
         Some(Remainder { below: logit, weight })
+    }
+}
+
+/// One look at all tokens, in parallel.
+struct Look<'a> {
+    estimates: Estimates<'a>,
+    kept: ScreenedRow<'a>,
+    threshold: Threshold,
+    found: &'a Mutex<FoundAtLeast>,
+}
+
+impl Look<'_> {
+    /// Adds the tokens of a range that can have the logit, and the weight of the others.
+    fn at(&self, range: Range<usize>) {
+        let Self { estimates, kept, threshold, found } = self;
+        let Threshold { logit, temperature, .. } = *threshold;
+        let (screen, kernels) = (estimates.screen, estimates.input.kernels);
+        let so_far = found.lock().unwrap_or_else(PoisonError::into_inner).tokens.len();
+        if so_far * SCREEN_SHARE > screen.scales.len() {
+            // All logits are faster than so many.
+            return;
+        }
+        let six = screen.six.as_ref().filter(|_| kept.from_six);
+        let bounds = estimates.first_bounds(six, 0, range.clone());
+        let (lowest, first) = (threshold.lowest(), &kept.estimates[range.clone()]);
+        let far = temperature.map_or(0.0, |t| kernels.weigh_below(&bounds, lowest, t, first));
+        with_scratch(|scratch| {
+            let (positions, uppers) = (&mut scratch.positions, &mut scratch.floats);
+            positions.clear();
+            positions.reserve(range.len());
+            kernels.select_candidates(&bounds, None, lowest, first, positions);
+            uppers.clear();
+            uppers.reserve(range.len());
+            // Keeps the positions that can have the logit, NaN included.
+            let mut count = 0;
+            for at in 0..positions.len() {
+                if let Some(next) = positions.get(at + ROWS_AHEAD) {
+                    screen.prefetch(range.start + next);
+                }
+                let token = range.start + positions[at];
+                let known = six.is_none().then(|| first[positions[at]]);
+                let (_, estimate, bound) = estimates.refined(0, token, known);
+                let upper = estimate + bound;
+                if upper < logit {
+                    uppers.push(upper);
+                } else {
+                    positions[count] = positions[at];
+                    count += 1;
+                }
+            }
+            positions.truncate(count);
+            let close = temperature.map_or(0.0, |t| kernels.weigh_values(uppers, logit, t));
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.tokens.extend(positions.iter().map(|position| (range.start + position) as u32));
+            found.far += f64::from(far);
+            found.close += f64::from(close);
+        });
     }
 }
