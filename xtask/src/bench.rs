@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use super::{
     bench_setup::{SHAPE_DEFAULT, Servers, synthetic_by},
     compare,
-    process::{self, cargo, root},
+    process::{self, built, cargo},
 };
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
@@ -57,5 +57,5 @@ fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
 
 /// Returns the program that was just built.
 fn tritmill() -> Command {
-    Command::new(root().join("target/release/tritmill"))
+    Command::new(built().join("release/tritmill"))
 }

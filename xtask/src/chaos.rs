@@ -32,7 +32,7 @@ use self::{
     proxy::Proxy,
     redis::RedisNodes,
 };
-use super::process::{self, cargo, root};
+use super::process::{self, built, cargo};
 
 const PRODUCERS: usize = 2;
 /// Lines of a batch: some seconds of work.
@@ -117,7 +117,7 @@ impl Cluster {
         let (postgres, proxy) = (Postgres::start_with(&["fsync=off"])?, Proxy::start()?);
         proxy.forward_to(postgres.port());
         let environment = Environment {
-            program: root().join("target/debug/tritmill"),
+            program: built().join("debug/tritmill"),
             redis_url: redis.url(),
             database_url: format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()),
             folder: folder.to_owned(),

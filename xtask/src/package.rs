@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context as _, ensure};
 
-use super::process::{self, cargo, root};
+use super::process::{self, built, cargo, root};
 
 /// Crates that are not published.
 const UNPUBLISHED: [&str; 3] = ["xtask", "tritmill-servers", "tritmill-fuzz"];
@@ -36,7 +36,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 
 /// Builds [`PROGRAM`] against the packed crates.
 fn build_outside() -> anyhow::Result<()> {
-    let packed = root().join("target/package");
+    let packed = built().join("package");
     let project = root().join("target/outside");
     fs::create_dir_all(project.join("src")).context("cannot write to target")?;
     let version = env!("CARGO_PKG_VERSION");

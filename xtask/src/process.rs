@@ -24,6 +24,14 @@ pub fn root() -> &'static Path {
     })
 }
 
+/// Returns the folder of what Cargo builds: `target` of the workspace, or that of the environment.
+pub fn built() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty()) {
+        Some(folder) => root().join(folder),
+        None => root().join("target"),
+    }
+}
+
 /// Returns the cargo that started this program, without the variables that name the user's servers.
 ///
 /// Nor has it what `cargo run` tells a program of its package: the build script of `ring` runs again, and all that depends
