@@ -54,22 +54,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut backend =
         load::backend(&model, &arguments.run.engine_on_one()?, blocks_for(positions))?;
     let vocab = backend.vocab_size();
-    let create = |path: &PathBuf| {
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()));
-        file.map(BufWriter::new)
-    };
+    let path = arguments.output.clone().unwrap_or_default();
+    let failed = || format!("cannot write {}", path.display());
+    let create = |path: &PathBuf| File::create(path).map(BufWriter::new).with_context(failed);
     let mut file = arguments.output.as_ref().map(create).transpose()?;
     let mut last = Vec::new();
     logits::each_position(backend.as_mut(), &arguments.tokens, |logits| {
         last = logits[logits.len() - vocab..].to_vec();
         let Some(file) = &mut file else { return Ok(()) };
         for logit in logits {
-            file.write_all(&logit.to_le_bytes())?;
+            file.write_all(&logit.to_le_bytes()).with_context(failed)?;
         }
         anyhow::Ok(())
     })?;
     if let Some(mut file) = file {
-        file.flush()?;
+        file.flush().with_context(failed)?;
     }
     let top = logits::top(&last, arguments.top);
     if arguments.json {
