@@ -115,6 +115,68 @@ fn options_that_would_have_no_effect_are_refused_and_an_empty_archive_is_an_erro
 }
 
 #[test]
+fn an_output_in_a_folder_that_is_not_there_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("in.jsonl"), "{\"prompt\": \"hi\"}\n").unwrap();
+    for output in ["missing/out.jsonl", "missing/out.csv", "missing/out.parquet"] {
+        let refused = run(folder.path(), None, "in.jsonl", output, &[]);
+        assert_eq!(refused.status.code(), Some(1), "{output}: {}", stderr(&refused));
+        let problem = format!("cannot write {output}.tritmill");
+        assert!(stderr(&refused).contains(&problem), "{}", stderr(&refused));
+        assert!(!folder.path().join("missing").exists(), "{output}");
+    }
+}
+
+#[test]
+fn an_output_may_not_be_a_file_of_the_input_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    for name in ["a.csv", "b.csv"] {
+        fs::write(data.join(name), "prompt\nhi\n").unwrap();
+    }
+    let refused = run(folder.path(), None, "data", "data/b.csv", &[]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("data/b.csv: it is a file of IN"), "{}", stderr(&refused));
+    assert_eq!(fs::read_to_string(data.join("b.csv")).unwrap(), "prompt\nhi\n");
+    // A new file there is not read by a later run to it.
+    for answered in ["2 of 2", "2 of 2"] {
+        let output = run(folder.path(), None, "data", "data/out.csv", &[]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(stderr(&output).contains(answered), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_damaged_record_of_an_earlier_run_is_named_with_its_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("in.csv"), "prompt\nhi\n").unwrap();
+    let again = |more: &[&str]| run(folder.path(), None, "in.csv", "out.csv", more);
+    assert_eq!(again(&[]).status.code(), Some(0));
+    fs::write(folder.path().join("out.csv.tritmill-data/run.json"), "").unwrap();
+    let refused = again(&[]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    let problem = "cannot read out.csv.tritmill-data/run.json: EOF";
+    assert!(stderr(&refused).contains(problem), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("--restart begins anew"), "{}", stderr(&refused));
+    assert_eq!(again(&["--restart"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_source_that_cannot_be_read_to_its_end_is_not_called_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = "z".repeat(5_000_000);
+    fs::write(folder.path().join("in.csv"), format!("prompt,x\nhi,1\nhi,{row}\nhi,1\n")).unwrap();
+    fs::write(folder.path().join("in.parquet"), "no such thing").unwrap();
+    let refused = run(folder.path(), None, "in.csv", "out.csv", &[]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    let problem = "IN cannot be read to its end: its first 1 rows are answered, mend it";
+    assert!(stderr(&refused).contains(problem), "{}", stderr(&refused));
+    let refused = run(folder.path(), None, "in.parquet", "other.csv", &[]);
+    assert!(stderr(&refused).contains("it does not end with PAR1"), "{}", stderr(&refused));
+}
+
+#[test]
 fn an_output_that_was_changed_since_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("in.csv"), "prompt\nhi\n").unwrap();

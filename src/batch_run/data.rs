@@ -101,8 +101,11 @@ pub fn finish(mut run: DataRun, runtime: &Runtime) -> anyhow::Result<()> {
     }
     match run.take_ended() {
         None => Ok(()),
-        Some((ended, lines)) => Err(ended).context(format!(
+        Some((ended, lines)) if ended.is_transient() || ended.is_cut() => Err(ended).context(format!(
             "IN ended in the middle: its first {lines} rows are answered, run the same command again for the rest"
+        )),
+        Some((damaged, lines)) => Err(damaged).context(format!(
+            "IN cannot be read to its end: its first {lines} rows are answered, mend it and run the same command again for the rest"
         )),
     }
 }

@@ -187,6 +187,14 @@ pub enum DataError {
         /// The cause.
         source: io::Error,
     },
+    /// What an earlier run left cannot be read.
+    #[error("cannot read {path}: {source}; --restart begins anew")]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The answers cannot be written in this form.
     #[error("cannot write {address}: {problem}")]
     Sink {
@@ -213,6 +221,11 @@ impl DataError {
             Self::Read { source, .. } | Self::Write { source, .. } => is_broken(source),
             _ => false,
         }
+    }
+
+    /// Returns whether a source ended before its content did, as a part of a file does.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof)
     }
 
     /// Returns whether the reader of standard output closed it.

@@ -154,25 +154,35 @@ impl DataRun {
             redirects: Redirects::Follow,
         };
         let mut files = source::files(wanted, runtime)?;
+        let (folder, temporary) = place(&settings)?;
         if let Address::Path(output) = &settings.output
             && let Ok(output) = output.canonicalize()
         {
-            // An output in the folder of the source is left out.
+            // An output that an earlier run wrote in the folder of the source is left out.
             let is_output = |file: &SourceFile| {
                 file.path().and_then(|path| path.canonicalize().ok()).as_ref() == Some(&output)
             };
-            if files.len() == 1 && is_output(&files[0]) {
-                let (address, problem) = (settings.output.to_string(), "it is IN".to_owned());
+            let earlier = if settings.restart { Ok(None) } else { load(&folder) };
+            let is_own = earlier?.is_some_and(|record| record.is_written);
+            let problem = match files.iter().any(is_output) {
+                true if files.len() == 1 => Some("it is IN"),
+                true if !is_own => Some("it is a file of IN"),
+                _ => None,
+            };
+            if let Some(problem) = problem {
+                let (address, problem) = (settings.output.to_string(), problem.to_owned());
                 return Err(DataError::Sink { address, problem });
             }
             files.retain(|file| !is_output(file));
         }
         let has_rows = settings.has_rows() || source::have_rows(&files);
         let columns = has_rows.then_some(&settings.columns);
-        let (folder, temporary) = place(&settings)?;
         let failed = |source| DataError::Write { path: folder.clone(), source };
         let is_first = !folder.exists();
-        fs::create_dir_all(&folder).map_err(failed)?;
+        if let Some(state) = &settings.state {
+            fs::create_dir_all(state).map_err(failed)?;
+        }
+        create(&folder).map_err(failed)?;
         let lock = lock(&folder)?;
         if settings.restart {
             forget(&folder).map_err(failed)?;
@@ -256,8 +266,7 @@ fn read(
     report: &mut dyn FnMut(u64),
 ) -> Result<(Record, Option<DataError>), DataError> {
     let (input, output) = (settings.input.to_string(), settings.output.to_string());
-    let earlier = load(folder);
-    let earlier = earlier.map_err(|source| DataError::Write { path: folder.to_owned(), source })?;
+    let earlier = load(folder)?;
     if let Some(was) = &earlier
         && (&was.input, &was.output) != (&input, &output)
     {
@@ -315,6 +324,14 @@ fn place(settings: &DataSettings) -> Result<(PathBuf, Option<TempDir>), DataErro
     Ok((folder.into(), None))
 }
 
+/// Creates the folder, if it is not there. One above it that is missing is a typing error.
+fn create(folder: &Path) -> io::Result<()> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        created => created,
+    }
+}
+
 fn lock(folder: &Path) -> Result<File, DataError> {
     let path = folder.join("lock");
     let failed = |source| DataError::Write { path: path.clone(), source };
@@ -338,12 +355,14 @@ fn forget(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn load(folder: &Path) -> io::Result<Option<Record>> {
-    match fs::read(folder.join("run.json")) {
+fn load(folder: &Path) -> Result<Option<Record>, DataError> {
+    let path = folder.join("run.json");
+    match fs::read(&path) {
         Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+    .map_err(|source| DataError::State { path, source })
 }
 
 fn save(folder: &Path, record: &Record) -> io::Result<()> {

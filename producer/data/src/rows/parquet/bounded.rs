@@ -31,6 +31,7 @@ const FOOTER_BYTES_MAX: u64 = 16 << 20;
 const PAGE_BYTES_MAX: u64 = 256 << 20;
 /// Length of the footer's end: its length and the letters `PAR1`.
 const TAIL_BYTES: u64 = 8;
+const MAGIC: [u8; 4] = *b"PAR1";
 
 /// A Parquet file.
 #[derive(Clone)]
@@ -68,9 +69,13 @@ impl BoundedFile {
     pub fn open(file: File) -> Result<Self> {
         let length = file.metadata()?.len();
         if let Some(tail) = length.checked_sub(TAIL_BYTES) {
-            let mut bytes = [0; 4];
+            let mut bytes = [0; TAIL_BYTES as usize];
             file.get_read(tail)?.read_exact(&mut bytes)?;
-            let footer = u64::from(u32::from_le_bytes(bytes));
+            let [a, b, c, d, letters @ ..] = bytes;
+            if letters != MAGIC {
+                return Err(ParquetError::General("it does not end with PAR1".to_owned()));
+            }
+            let footer = u64::from(u32::from_le_bytes([a, b, c, d]));
             if footer > FOOTER_BYTES_MAX {
                 return Err(over("its footer", footer, FOOTER_BYTES_MAX));
             }
