@@ -48,11 +48,15 @@ impl Answerer {
     /// Returns what answers depend on besides the line. Of a remote queue only the name is known; its
     /// operator decides on the classes of its workers.
     pub fn identity(&self, queue: &QueueName) -> Identity {
-        let numerics_class = match self {
-            Self::Local { served, .. } => served.numerics_class().to_owned(),
-            Self::Remote { .. } => format!("queue {queue}"),
+        let (numerics_class, limits) = match self {
+            Self::Local { served, .. } => {
+                (served.numerics_class().to_owned(), served.limits().to_string())
+            }
+            Self::Remote { .. } => {
+                (format!("queue {queue}"), "the limits of its workers".to_owned())
+            }
         };
-        Identity { model: queue.model.clone(), numerics_class }
+        Identity { model: queue.model.clone(), numerics_class, limits }
     }
 }
 

@@ -346,6 +346,25 @@ fn answers_of_another_model_are_refused() {
 }
 
 #[test]
+fn answers_with_other_limits_are_refused() {
+    let scratch = Scratch::new();
+    scratch.write_input(&[chat("a", 2)]);
+    assert_eq!(scratch.run(&["--answer-tokens-max", "2"]).code, Some(0));
+    for (other, now) in [
+        (&["--answer-tokens-max", "3"][..], "--answer-tokens-max 3 and no --control-tokens"),
+        (&["--control-tokens"], "no --answer-tokens-max and --control-tokens"),
+    ] {
+        let other = scratch.run(other);
+        assert_eq!(other.code, Some(1), "{}", other.stderr);
+        let problem = format!(
+            "has answers with --answer-tokens-max 2 and no --control-tokens, not with {now}; run with --restart"
+        );
+        assert!(other.stderr.contains(&problem), "{}", other.stderr);
+    }
+    assert_eq!(scratch.run(&["--answer-tokens-max", "2"]).code, Some(0), "the same limits resume");
+}
+
+#[test]
 fn kv_cache_in_8_bits_has_its_own_numerics_class() {
     let scratch = Scratch::new();
     scratch.write_input(&[chat("a", 2), chat("b", 5)]);

@@ -49,6 +49,8 @@ pub struct Identity {
     pub model: String,
     /// What its tokens depend on besides the job: weights, KV type, device class.
     pub numerics_class: String,
+    /// What else the operator set for its answers, in words.
+    pub limits: String,
 }
 
 /// Files of a run, and how to answer them.
@@ -257,7 +259,7 @@ async fn open_store(
         notices.push(Notice::Restarted);
     }
     let store = SqliteStore::open(path).await.map_err(failed)?;
-    let Identity { model, numerics_class } = &settings.identity;
+    let Identity { model, numerics_class, limits } = &settings.identity;
     let was = store.fact("numerics class").await.map_err(failed)?;
     let was_model = store.fact("model").await.map_err(failed)?;
     match (was, was_model) {
@@ -280,6 +282,16 @@ async fn open_store(
             store.set_fact("model", model).await.map_err(failed)?;
             store.set_fact("numerics class", numerics_class).await.map_err(failed)?;
         }
+    }
+    // Earlier releases did not record them.
+    match store.fact("limits").await.map_err(failed)? {
+        Some(was) if was != *limits => {
+            store.close().await;
+            let (path, now) = (settings.output.clone(), limits.clone());
+            return Err(BatchFileError::OtherLimits { path, was, now });
+        }
+        Some(_) => {}
+        None => store.set_fact("limits", limits).await.map_err(failed)?,
     }
     Ok(store)
 }

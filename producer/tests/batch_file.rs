@@ -17,7 +17,11 @@ fn settings(folder: &Path) -> Settings {
         ordered: false,
         restart: false,
         retry_failed: false,
-        identity: Identity { model: "tiny".into(), numerics_class: "class".into() },
+        identity: Identity {
+            model: "tiny".into(),
+            numerics_class: "class".into(),
+            limits: "none".into(),
+        },
         queue: QueueName { model: "tiny".into(), format: "i2_s".into() },
     }
 }

@@ -1,6 +1,9 @@
 //! The model that a worker serves: its name, and how prompts become tokens.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use tritmill_engine::{
     Constraint, GrammarError,
@@ -37,6 +40,17 @@ pub struct ServedLimits {
     pub answer_tokens_max: Option<u32>,
 }
 
+impl fmt::Display for ServedLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { allow_control_tokens, answer_tokens_max } = self;
+        match answer_tokens_max {
+            Some(most) => write!(f, "--answer-tokens-max {most}")?,
+            None => write!(f, "no --answer-tokens-max")?,
+        }
+        write!(f, " and {}--control-tokens", if *allow_control_tokens { "" } else { "no " })
+    }
+}
+
 /// A model under the name that jobs use for it.
 #[derive(Debug, Clone)]
 pub struct ServedModel {
@@ -59,6 +73,11 @@ impl ServedModel {
     #[must_use]
     pub fn with_limits(self, limits: ServedLimits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// Returns what the operator set.
+    pub fn limits(&self) -> ServedLimits {
+        self.limits
     }
 
     /// Returns the name that jobs use.

@@ -127,6 +127,18 @@ pub enum BatchFileError {
         /// The model of this run.
         now: String,
     },
+    /// The answers so far were made with other settings.
+    #[error(
+        "{path} has answers with {was}, not with {now}; run with --restart to delete them, or choose another output"
+    )]
+    OtherLimits {
+        /// The output.
+        path: PathBuf,
+        /// The settings of the answers so far.
+        was: String,
+        /// The settings of this run.
+        now: String,
+    },
     /// The database beside the output failed.
     #[error("database {path}: {source}")]
     Store {
