@@ -357,7 +357,7 @@ fn answers_with_other_limits_are_refused() {
         let other = scratch.run(other);
         assert_eq!(other.code, Some(1), "{}", other.stderr);
         let problem = format!(
-            "has answers with --answer-tokens-max 2 and no --control-tokens, not with {now}; run with --restart"
+            "has answers made with --answer-tokens-max 2 and no --control-tokens; this run has {now}: run with --restart"
         );
         assert!(other.stderr.contains(&problem), "{}", other.stderr);
     }

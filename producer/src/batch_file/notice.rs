@@ -129,7 +129,7 @@ pub enum BatchFileError {
     },
     /// The answers so far were made with other settings.
     #[error(
-        "{path} has answers with {was}, not with {now}; run with --restart to delete them, or choose another output"
+        "{path} has answers made with {was}; this run has {now}: run with --restart to delete them, or choose another output"
     )]
     OtherLimits {
         /// The output.
