@@ -101,12 +101,12 @@ pub fn finish(mut run: DataRun, runtime: &Runtime) -> anyhow::Result<()> {
     }
     match run.take_ended() {
         None => Ok(()),
-        Some((ended, lines)) if ended.is_transient() || ended.is_cut() => Err(ended).context(format!(
-            "IN ended in the middle: its first {lines} rows are answered, run the same command again for the rest"
-        )),
-        Some((damaged, lines)) => Err(damaged).context(format!(
-            "IN cannot be read to its end: its first {lines} rows are answered, mend it and run the same command again for the rest"
-        )),
+        Some((ended, lines)) => {
+            let (what, run) = words(&ended);
+            Err(ended).context(format!(
+                "IN {what}: its first {lines} rows are answered, {run} the same command again for the rest"
+            ))
+        }
     }
 }
 
@@ -114,9 +114,20 @@ pub fn finish(mut run: DataRun, runtime: &Runtime) -> anyhow::Result<()> {
 pub fn must_be_whole(run: &mut DataRun) -> anyhow::Result<()> {
     match run.take_ended() {
         None => Ok(()),
-        Some((ended, lines)) => Err(ended).context(format!(
-            "IN ended in the middle, after {lines} rows: nothing was sent, run the same command again"
-        )),
+        Some((ended, lines)) => {
+            let (what, run) = words(&ended);
+            Err(ended).context(format!(
+                "IN {what}, after {lines} rows: nothing was sent, {run} the same command again"
+            ))
+        }
+    }
+}
+
+/// Returns how a source ended, and what to do.
+fn words(ended: &DataError) -> (&'static str, &'static str) {
+    match ended.is_transient() || ended.is_cut() {
+        true => ("ended in the middle", "run"),
+        false => ("cannot be read to its end", "mend it and run"),
     }
 }
 

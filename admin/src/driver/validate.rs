@@ -43,9 +43,9 @@ pub(super) async fn step(
         return enter(app, claim, budget).await;
     }
     let state = claim.batch.steps.validation.take().unwrap_or_default();
-    let (is_continued, is_open) = (state.lines > 0, claim.batch.is_open);
+    let is_open = claim.batch.is_open;
     let mut check = Validation::new(&claim.batch, app.limits.batch_lines_max, state);
-    if !read(app, claim, &mut check, is_continued, &mut budget).await? {
+    if !check_lines(app, claim, &mut check, &mut budget).await? {
         let Validation { state, added, .. } = check;
         claim.batch.steps.validation = Some(state);
         save(app, claim, BatchWrites { custom_ids: &added, ..BatchWrites::default() }).await?;
@@ -89,13 +89,13 @@ pub(super) async fn step(
 }
 
 /// Checks the lines that the budget allows. Returns whether all of them are checked.
-async fn read(
+async fn check_lines(
     app: &App,
     claim: &BatchClaim,
     check: &mut Validation,
-    is_continued: bool,
     budget: &mut Budget,
 ) -> Result<bool, Interrupted> {
+    let is_continued = check.state.lines > 0;
     // The file may have been deleted or have expired meanwhile.
     if app.store.file(&claim.batch.tenant, claim.batch.input).await?.is_none() {
         let message = "the input file no longer exists";

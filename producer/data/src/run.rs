@@ -155,21 +155,16 @@ impl DataRun {
         };
         let mut files = source::files(wanted, runtime)?;
         let (folder, temporary) = place(&settings)?;
+        let is_first = !folder.exists();
         if let Address::Path(output) = &settings.output
             && let Ok(output) = output.canonicalize()
         {
-            // An output that an earlier run wrote in the folder of the source is left out.
+            // In the folder of the source, the output of an earlier run is left out.
             let is_output = |file: &SourceFile| {
                 file.path().and_then(|path| path.canonicalize().ok()).as_ref() == Some(&output)
             };
-            let earlier = if settings.restart { Ok(None) } else { load(&folder) };
-            let is_own = earlier?.is_some_and(|record| record.is_written);
-            let problem = match files.iter().any(is_output) {
-                true if files.len() == 1 => Some("it is IN"),
-                true if !is_own => Some("it is a file of IN"),
-                _ => None,
-            };
-            if let Some(problem) = problem {
+            if files.iter().any(is_output) && (is_first || files.len() == 1) {
+                let problem = if files.len() == 1 { "it is IN" } else { "it is a file of IN" };
                 let (address, problem) = (settings.output.to_string(), problem.to_owned());
                 return Err(DataError::Sink { address, problem });
             }
@@ -178,7 +173,6 @@ impl DataRun {
         let has_rows = settings.has_rows() || source::have_rows(&files);
         let columns = has_rows.then_some(&settings.columns);
         let failed = |source| DataError::Write { path: folder.clone(), source };
-        let is_first = !folder.exists();
         if let Some(state) = &settings.state {
             fs::create_dir_all(state).map_err(failed)?;
         }

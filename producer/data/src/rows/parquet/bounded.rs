@@ -18,7 +18,8 @@ use parquet::{
     basic::Compression,
     errors::{ParquetError, Result},
     file::{
-        metadata::ParquetMetaData,
+        FOOTER_SIZE,
+        metadata::{FooterTail, ParquetMetaData},
         reader::{ChunkReader, Length},
     },
 };
@@ -29,9 +30,6 @@ use super::heads::{PageHead, check_schema, page_head};
 const FOOTER_BYTES_MAX: u64 = 16 << 20;
 /// Largest sum of the pages that are open at once: of each column a dictionary and a page, as they are in the file and decompressed.
 const PAGE_BYTES_MAX: u64 = 256 << 20;
-/// Length of the footer's end: its length and the letters `PAR1`.
-const TAIL_BYTES: u64 = 8;
-const MAGIC: [u8; 4] = *b"PAR1";
 
 /// A Parquet file.
 #[derive(Clone)]
@@ -68,14 +66,10 @@ impl BoundedFile {
     /// [`ParquetError`] if its footer or its schema is larger than it may be.
     pub fn open(file: File) -> Result<Self> {
         let length = file.metadata()?.len();
-        if let Some(tail) = length.checked_sub(TAIL_BYTES) {
-            let mut bytes = [0; TAIL_BYTES as usize];
+        if let Some(tail) = length.checked_sub(FOOTER_SIZE as u64) {
+            let mut bytes = [0; FOOTER_SIZE];
             file.get_read(tail)?.read_exact(&mut bytes)?;
-            let [a, b, c, d, letters @ ..] = bytes;
-            if letters != MAGIC {
-                return Err(ParquetError::General("it does not end with PAR1".to_owned()));
-            }
-            let footer = u64::from(u32::from_le_bytes([a, b, c, d]));
+            let footer = FooterTail::try_new(&bytes)?.metadata_length() as u64;
             if footer > FOOTER_BYTES_MAX {
                 return Err(over("its footer", footer, FOOTER_BYTES_MAX));
             }
